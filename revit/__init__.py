@@ -1,0 +1,25 @@
+"""Roto-reflection equivariant vision transformers for PyTorch."""
+
+from revit import nn
+from revit.actions import act_on_features, act_on_plane
+from revit.equivariance import assert_equivariant, equivariance_error, prediction_consistency
+from revit.exactness import EquivarianceError
+from revit.groups import Group
+from revit.models import REViT, create_model, list_models, register_model
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EquivarianceError",
+    "Group",
+    "REViT",
+    "act_on_features",
+    "act_on_plane",
+    "assert_equivariant",
+    "create_model",
+    "equivariance_error",
+    "list_models",
+    "nn",
+    "prediction_consistency",
+    "register_model",
+]

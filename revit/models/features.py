@@ -1,0 +1,43 @@
+"""A model as a backbone: the maps after each stage, for detection, segmentation and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class FeatureMaps(nn.Module):
+    """Wraps a model with named stages: images [B, C, H, W] -> list of maps [B, C*G, H, W], coarser and coarser.
+
+    `feature_info` says of each map its channels (`num_chs`), how much smaller than the image it is (`reduction`) and where
+    it comes from (`module`). The field axis comes first: `map.unflatten(1, (-1, G))` is the feature map on the group.
+    """
+
+    def __init__(self, model: Any, out_indices: Sequence[int] | None = None) -> None:
+        super().__init__()
+        stages: list[dict[str, Any]] = model.feature_info
+        count = len(stages)
+        indices = list(range(count)) if out_indices is None else list(out_indices)
+        for index in indices:
+            if not isinstance(index, int) or not -count <= index < count:
+                raise ValueError(f"out_indices must be in {-count} to {count - 1} for {count} features, got {index!r}")
+        self.out_indices = tuple(index % count for index in indices)
+        if not self.out_indices or len(set(self.out_indices)) != len(self.out_indices):
+            raise ValueError(f"out_indices must name each feature at most once and at least one, got {indices}")
+        self.feature_info = [stages[index] for index in self.out_indices]
+        self.group = model.group
+        model.prune_after(stages[max(self.out_indices)]["module"])
+        self.model = model
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        features: dict[str, Tensor] = {}
+        self.model.forward_features(x, features)
+        return [features[info["module"]].flatten(1, 2) for info in self.feature_info]
+
+    def channels(self) -> list[int]:
+        return [info["num_chs"] for info in self.feature_info]
+
+    def reduction(self) -> list[int]:
+        return [info["reduction"] for info in self.feature_info]

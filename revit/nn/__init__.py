@@ -1,0 +1,32 @@
+"""Equivariant layers on feature maps [B, C, G, H, W]."""
+
+from revit.nn.attention import ConvProjection, GroupConvAttention, attend
+from revit.nn.block import GroupMLP, TransformerBlock
+from revit.nn.canonical import Canonical
+from revit.nn.convolution import GroupConv, GroupLinear, LiftingConv
+from revit.nn.dropout import DropPath, make_dropout
+from revit.nn.head import InvariantHead
+from revit.nn.normalization import FieldLayerNorm, make_norm
+from revit.nn.pooling import Downsample, DownLift, GroupPool, SpatialPool, fit_to_stride
+
+__all__ = [
+    "Canonical",
+    "ConvProjection",
+    "DownLift",
+    "Downsample",
+    "DropPath",
+    "FieldLayerNorm",
+    "GroupConv",
+    "GroupConvAttention",
+    "GroupLinear",
+    "GroupMLP",
+    "GroupPool",
+    "InvariantHead",
+    "LiftingConv",
+    "SpatialPool",
+    "TransformerBlock",
+    "attend",
+    "fit_to_stride",
+    "make_dropout",
+    "make_norm",
+]

@@ -1,0 +1,235 @@
+r"""Group convolutional self-attention, G-CSA (Eqs. 8 to 10 of the paper).
+
+    Q = W_Q * F,  K = W_K * F,  V = W_V * F                                                       (8, `ConvProjection`)
+    G-CSA(x, g) = sum_{y in N(x)} sum_{h in G} A(x, g; y, h) V(y, h)                              (9, `attend`)
+    A(x, g; y, h) = softmax over (y, h) of <Q(x, g), K(y, h)> / sqrt(d_k)                         (10, `attend`)
+
+Three readings of "attention on the group", all equivariant, differ in what a token is:
+
+| `attention`   | a token is            | its vector is                  | scores per head       |
+|---------------|-----------------------|--------------------------------|-----------------------|
+| `joint`       | a (position, element) | the fields of the head         | (G * positions)^2     |
+| `spatial`     | a position            | the fields times the elements  | positions^2           |
+| `per_element` | a position, for each g| the fields of the head         | G * positions^2       |
+
+`joint` is what Eqs. 9-10 say; `spatial` is what the released code computes. N(x) is the whole map (`global`), the window
+that x lies in (`window`) or the K x K pixels around x (`local`).
+
+Letters: B batch, N neighbourhoods, C fields, D fields per head, G elements, P positions in a neighbourhood.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from revit.exactness import window_padding
+from revit.groups import Group
+from revit.nn.convolution import GroupConv, GroupLinear, check_features
+from revit.nn.dropout import check_rate, make_dropout
+
+ATTENTIONS = ("joint", "spatial", "per_element")
+NEIGHBOURHOODS = ("global", "window", "local")
+PROJECTIONS = ("full", "separable")
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, attention: str, num_heads: int, key_mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    r"""Eqs. 9 and 10 inside neighbourhoods: q [B, N, C, G, P], k and v [B, N, C, G, P'] -> [B, N, C, G, P].
+
+    `key_mask` [N, P'] is True where a key exists. Heads split the fields, never the elements of a field. The matrix of
+    scores is never stored: `scaled_dot_product_attention` is fused (except with attention dropout on the CPU).
+    """
+    mask = None
+    if key_mask is not None:
+        order = k.shape[3]
+        streams = num_heads * (order if attention == "per_element" else 1)
+        keys = key_mask.repeat(1, order) if attention == "joint" else key_mask  # [N, keys of a token]
+        mask = keys.repeat_interleave(streams, dim=0)[None, :, None]  # [1, N*streams, 1, keys]
+    # Fused kernels want the vectors of tokens contiguous; on views they would silently store all scores instead.
+    tokens = [_to_tokens(x, attention, num_heads).contiguous() for x in (q, k, v)]
+    out = F.scaled_dot_product_attention(*tokens, attn_mask=mask, dropout_p=dropout)
+    return _from_tokens(out, attention, num_heads, q.shape)
+
+
+def _to_tokens(x: Tensor, attention: str, num_heads: int) -> Tensor:
+    """[B, N, C, G, P] -> [B, streams, tokens, vector]: streams attend independently of each other."""
+    x = x.unflatten(2, (num_heads, -1))  # [B, N, heads, D, G, P]
+    if attention == "spatial":
+        return x.permute(0, 1, 2, 5, 3, 4).flatten(4).flatten(1, 2)  # [B, N*heads, P, D*G]
+    x = x.permute(0, 1, 2, 4, 5, 3)  # [B, N, heads, G, P, D]
+    if attention == "joint":
+        return x.flatten(3, 4).flatten(1, 2)  # [B, N*heads, G*P, D]
+    return x.flatten(1, 3)  # [B, N*heads*G, P, D]
+
+
+def _from_tokens(tokens: Tensor, attention: str, num_heads: int, shape: torch.Size) -> Tensor:
+    """The inverse of `_to_tokens`, to [B, N, C, G, P]."""
+    batch, neighbourhoods, channels, order, positions = shape
+    dim = channels // num_heads
+    if attention == "spatial":
+        x = tokens.reshape(batch, neighbourhoods, num_heads, positions, dim, order).permute(0, 1, 2, 4, 5, 3)
+    else:
+        x = tokens.reshape(batch, neighbourhoods, num_heads, order, positions, dim).permute(0, 1, 2, 5, 3, 4)
+    return x.reshape(shape)
+
+
+def split_windows(x: Tensor, window: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """[B, C, G, H, W] -> [B, N, C, G, P]: pads both sides of each axis equally, then cuts windows."""
+    (height, width), (pad_y, pad_x) = window, padding
+    if pad_y or pad_x:
+        x = F.pad(x, (pad_x, pad_x, pad_y, pad_y))
+    x = x.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # [B, C, G, rows, h, columns, w]
+    return x.permute(0, 3, 5, 1, 2, 4, 6).flatten(5).flatten(1, 2)  # [B, rows*columns, C, G, h*w]
+
+
+def join_windows(x: Tensor, window: tuple[int, int], padding: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """The inverse of `split_windows`, to [B, C, G, H, W]."""
+    (height, width), (pad_y, pad_x) = window, padding
+    rows = (size[0] + 2 * pad_y) // height
+    x = x.unflatten(1, (rows, -1)).unflatten(-1, (height, width))  # [B, rows, columns, C, G, h, w]
+    x = x.permute(0, 3, 4, 1, 5, 2, 6).flatten(-2).flatten(-3, -2)  # [B, C, G, H + 2 pad, W + 2 pad]
+    return x[..., pad_y : pad_y + size[0], pad_x : pad_x + size[1]]
+
+
+def unfold_neighbours(x: Tensor, size: int) -> Tensor:
+    """[B, C, G, H, W] -> [B, H*W, C, G, size*size]: the pixels around each pixel, zero outside the image."""
+    channels, order = x.shape[1:3]
+    patches = F.unfold(x.flatten(1, 2), size, padding=size // 2)  # [B, C*G*size*size, H*W]
+    return patches.transpose(1, 2).unflatten(2, (channels, order, size * size))
+
+
+def attend_in(
+    q: Tensor, k: Tensor, v: Tensor, *, neighbourhood: str, window_size: int, shifted: bool, attention: str, num_heads: int,
+    dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """G-CSA of maps [B, C, G, H, W] with N(x) = the map, the window of x, or the pixels around x."""
+    height, width = size = q.shape[-2:]
+
+    def inside(shape: torch.Size) -> Tensor:
+        return torch.ones(1, 1, 1, *shape, dtype=q.dtype, device=q.device)
+
+    if neighbourhood == "local":
+        mask = unfold_neighbours(inside(size), window_size)[0, :, 0, 0] > 0  # [H*W, size*size]
+        keys, values = unfold_neighbours(k, window_size), unfold_neighbours(v, window_size)
+        queries = q.flatten(-2).movedim(-1, 1).unsqueeze(-1)  # [B, H*W, C, G, 1]
+        out = attend(queries, keys, values, attention=attention, num_heads=num_heads, key_mask=mask, dropout=dropout)
+        return out.squeeze(-1).movedim(1, -1).unflatten(-1, (height, width))
+    if neighbourhood == "global":
+        window, padding = (height, width), (0, 0)
+    else:
+        padding = window_padding(height, window_size, shifted=shifted), window_padding(width, window_size, shifted=shifted)
+        window = tuple(window_size if p or window_size < s else s for s, p in zip(size, padding, strict=True))
+    mask = None
+    if padding != (0, 0):
+        mask = split_windows(inside(size), window, padding)[0, :, 0, 0] > 0  # [N, P]
+    tokens = [split_windows(x, window, padding) for x in (q, k, v)]
+    out = attend(*tokens, attention=attention, num_heads=num_heads, key_mask=mask, dropout=dropout)
+    return join_windows(out, window, padding, (height, width))
+
+
+class ConvProjection(nn.Module):
+    r"""Eq. 8, all three at once: `Q, K, V = W_Q * F, W_K * F, W_V * F`, [B, C, G, H, W] -> three of the same shape.
+
+    `full` is one K x K group convolution C -> 3C (the released code). `separable` convolves each field with a K x K filter
+    of its own and then mixes the fields by a 1x1 group convolution (what CvT does), at a fraction of the cost.
+    """
+
+    def __init__(self, group: Group, channels: int, kernel_size: int, *, projection: str, filters: str) -> None:
+        super().__init__()
+        if projection not in PROJECTIONS:
+            raise ValueError(f"unknown projection {projection!r}; choose {', '.join(PROJECTIONS)}")
+        if kernel_size % 2 == 0:
+            raise ValueError(
+                f"the kernel of q, k and v must be odd to keep the size, got {kernel_size}; "
+                f"nearest: {kernel_size - 1} and {kernel_size + 1}"
+            )
+        same = {"padding": kernel_size // 2, "bias": False, "filters": filters}
+        if kernel_size == 1:
+            self.depthwise, self.mix = nn.Identity(), GroupLinear(group, channels, 3 * channels, bias=False)
+        elif projection == "full":
+            self.depthwise, self.mix = nn.Identity(), GroupConv(group, channels, 3 * channels, kernel_size, **same)
+        else:
+            self.depthwise = GroupConv(group, channels, channels, kernel_size, groups=channels, **same)
+            self.mix = GroupLinear(group, channels, 3 * channels, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.mix(self.depthwise(x)).chunk(3, dim=1)
+        return q, k, v
+
+
+class GroupConvAttention(nn.Module):
+    r"""Multi-head G-CSA: `W_out * concat_heads G-CSA(F)`, [B, C, G, H, W] -> [B, C, G, H, W].
+
+    `window_size` is the side of the windows (`window`) or of the pixels around each pixel (`local`, odd). `shifted` moves the
+    windows by half their (even) size. `dropout` drops fields of the output, `attn_dropout` attention weights.
+    """
+
+    def __init__(
+        self,
+        group: Group | str,
+        channels: int,
+        num_heads: int,
+        *,
+        kernel_size: int = 3,
+        attention: str = "joint",
+        neighbourhood: str = "global",
+        window_size: int = 7,
+        shifted: bool = False,
+        projection: str = "separable",
+        filters: str = "auto",
+        dropout: float = 0.0,
+        attn_dropout: float = 0.0,
+        elementwise_dropout: bool = False,
+    ) -> None:
+        super().__init__()
+        self.group = Group.parse(group)
+        self.channels, self.num_heads = channels, check_heads(channels, num_heads)
+        if attention not in ATTENTIONS:
+            raise ValueError(f"unknown attention {attention!r}; choose {', '.join(ATTENTIONS)}")
+        if neighbourhood not in NEIGHBOURHOODS:
+            raise ValueError(f"unknown neighbourhood {neighbourhood!r}; choose {', '.join(NEIGHBOURHOODS)}")
+        if window_size < 1 or (neighbourhood == "local" and window_size % 2 == 0):
+            kind = "odd and >= 1" if neighbourhood == "local" else ">= 1"
+            raise ValueError(f"window_size must be {kind} for {neighbourhood} attention, got {window_size}")
+        if shifted and neighbourhood != "window":
+            raise ValueError(f"only windows can be shifted, got neighbourhood={neighbourhood!r}")
+        if shifted:
+            window_padding(window_size, window_size, shifted=True)  # raises for odd windows
+        self.attention, self.neighbourhood = attention, neighbourhood
+        self.window_size, self.shifted = window_size, shifted
+        self.attn_dropout = check_rate("attn_dropout", attn_dropout)
+        self.qkv = ConvProjection(self.group, channels, kernel_size, projection=projection, filters=filters)
+        self.proj = GroupLinear(self.group, channels, channels, bias=False)
+        self.proj_drop = make_dropout(dropout, elementwise=elementwise_dropout)
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """The size of the input; raises where windows cannot tile it symmetrically."""
+        if self.neighbourhood == "window":
+            for size in (height, width):
+                window_padding(size, self.window_size, shifted=self.shifted)
+        return height, width
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_features(x, self.channels, self.group)
+        out = attend_in(
+            *self.qkv(x),
+            neighbourhood=self.neighbourhood, window_size=self.window_size, shifted=self.shifted,
+            attention=self.attention, num_heads=self.num_heads, dropout=self.attn_dropout if self.training else 0.0,
+        )  # fmt: skip
+        return self.proj_drop(self.proj(out))
+
+    def extra_repr(self) -> str:
+        text = f"{self.group}, {self.channels} fields, {self.num_heads} heads, {self.attention}, {self.neighbourhood}"
+        if self.neighbourhood == "global":
+            return text
+        return f"{text} {self.window_size}{' shifted' if self.shifted else ''}"
+
+
+def check_heads(channels: int, num_heads: int) -> int:
+    if not isinstance(num_heads, int) or num_heads < 1 or channels % num_heads:
+        divisors = [str(n) for n in range(1, channels + 1) if channels % n == 0]
+        raise ValueError(f"num_heads={num_heads!r} does not divide the {channels} fields; choose {', '.join(divisors)}")
+    return num_heads

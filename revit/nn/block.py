@@ -1,0 +1,81 @@
+"""The transformer block: attention and a 1x1 group MLP, each behind a norm and on a learnable residual branch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from revit.groups import Group
+from revit.nn.convolution import GroupLinear
+from revit.nn.dropout import DropPath, make_dropout
+from revit.nn.normalization import make_norm
+
+
+class GroupMLP(nn.Module):
+    """Two 1x1 group convolutions, C -> ratio*C -> C, each with a norm, ReLU between: [B, C, G, H, W] -> same shape."""
+
+    def __init__(
+        self, group: Group | str, channels: int, *, ratio: float = 4, norm: str = "batch", dropout: float = 0.0,
+        elementwise_dropout: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        hidden = int(channels * ratio)
+        if hidden < 1:
+            raise ValueError(f"mlp_ratio={ratio!r} leaves no hidden field of {channels}; choose at least {1 / channels:g}")
+        self.fc1 = GroupLinear(group, channels, hidden, bias=False)
+        self.norm1 = make_norm(norm, hidden)
+        self.act = nn.ReLU(inplace=True)
+        self.drop1 = make_dropout(dropout, elementwise=elementwise_dropout)
+        self.fc2 = GroupLinear(group, hidden, channels, bias=False)
+        self.norm2 = make_norm(norm, channels)
+        self.drop2 = make_dropout(dropout, elementwise=elementwise_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop1(self.act(self.norm1(self.fc1(x))))
+        return self.drop2(self.norm2(self.fc2(x)))
+
+
+class TransformerBlock(nn.Module):
+    """`x = x + a1 attn(norm(x))`, then `x = x + a2 mlp(norm(x))`; the scales a1 and a2 are learnt and start at 1."""
+
+    def __init__(self, channels: int, attn: nn.Module, mlp: nn.Module, *, norm: str = "batch", drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.norm1, self.attn = make_norm(norm, channels), attn
+        self.norm2, self.mlp = make_norm(norm, channels), mlp
+        self.scale1 = nn.Parameter(torch.ones(1))
+        self.scale2 = nn.Parameter(torch.ones(1))
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.scale1 * self.attn(self.norm1(x)))
+        return x + self.drop_path(self.scale2 * self.mlp(self.norm2(x)))
+
+
+def run_checkpointed(block: nn.Module, x: Tensor) -> Tensor:
+    """Runs a block and keeps only its input for the backward pass, which computes it again."""
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _frozen_statistics(block)
+
+    return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+
+
+@contextmanager
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
+    """The second pass must not count the batch twice in the running statistics of batch norms."""
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            if norm.num_batches_tracked is not None:
+                norm.num_batches_tracked -= 1

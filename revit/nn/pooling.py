@@ -1,0 +1,111 @@
+r"""Pooling over the group and over space, and down-sampling that is exact at every size."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from revit.exactness import next_multiple
+from revit.groups import Group
+from revit.nn.convolution import GroupConv, LiftingConv
+
+POOLS = ("max", "mean")
+
+
+class GroupPool(nn.Module):
+    """Forgets the element: [B, C, G, H, W] -> [B, C, H, W] by `max` (exact to the bit) or `mean` over G."""
+
+    def __init__(self, mode: str = "max") -> None:
+        super().__init__()
+        if mode not in POOLS:
+            raise ValueError(f"unknown group pooling {mode!r}; choose {', '.join(POOLS)}")
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 5:
+            raise ValueError(f"expected features [B, C, G, H, W], got shape {list(x.shape)}")
+        return x.amax(dim=2) if self.mode == "max" else x.mean(dim=2)
+
+    def extra_repr(self) -> str:
+        return self.mode
+
+
+class SpatialPool(nn.Module):
+    """Mean over positions: [..., H, W] -> [...]. After `GroupPool` the result is invariant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(-2, -1))
+
+
+def fit_to_stride(x: Tensor, stride: int) -> Tensor:
+    """Grows the sides of [..., H, W] to the next multiple of `stride` by averaging neighbours, symmetrically.
+
+    A strided layer whose kernel is twice its stride is exact where the stride divides the size. Adaptive pooling has
+    bins that are symmetric at every size, so any other size is first brought there without breaking the symmetry.
+    """
+    height, width = x.shape[-2:]
+    size = next_multiple(height, stride), next_multiple(width, stride)
+    if size == (height, width):
+        return x
+    return F.adaptive_avg_pool2d(x.flatten(0, -4) if x.ndim > 4 else x, size).view(*x.shape[:-2], *size)
+
+
+class DownLift(nn.Module):
+    """Lifts an image onto the group and shrinks it by `stride`.
+
+    `odd=False` (exact at every size): kernel 2*stride, padding stride/2, after `fit_to_stride`; kernel 3 for stride 1.
+    `odd=True` (the released code): kernel 2*stride + 1, padding stride, exact only where the stride rule holds.
+    """
+
+    def __init__(
+        self, group: Group | str, in_channels: int, out_channels: int, *, stride: int, odd: bool, filters: str, strict: bool
+    ) -> None:
+        super().__init__()
+        kernel_size, padding, self.fit = strided_kernel(stride, odd=odd, odd_kernel=2 * stride + 1)
+        self.conv = LiftingConv(
+            group, in_channels, out_channels, kernel_size,
+            stride=stride, padding=padding, bias=False, filters=filters, strict=strict,
+        )  # fmt: skip
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        return self.conv.output_size(next_multiple(height, self.fit), next_multiple(width, self.fit))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(fit_to_stride(x, self.fit))
+
+
+class Downsample(nn.Module):
+    """Halves a feature map and changes its fields: [B, C_in, G, H, W] -> [B, C_out, G, ceil(H/2), ceil(W/2)].
+
+    `odd=False` (exact at every size): kernel 4, padding 1, after `fit_to_stride`. `odd=True` (the released code): kernel 3,
+    padding 1, exact for odd sizes only.
+    """
+
+    def __init__(
+        self, group: Group | str, in_channels: int, out_channels: int, *, odd: bool = False, filters: str = "auto",
+        strict: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        kernel_size, padding, self.fit = strided_kernel(2, odd=odd, odd_kernel=3)
+        self.conv = GroupConv(
+            group, in_channels, out_channels, kernel_size,
+            stride=2, padding=padding, bias=False, filters=filters, strict=strict,
+        )  # fmt: skip
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        return self.conv.output_size(next_multiple(height, self.fit), next_multiple(width, self.fit))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(fit_to_stride(x, self.fit))
+
+
+def strided_kernel(stride: int, *, odd: bool, odd_kernel: int) -> tuple[int, int, int]:
+    """Kernel size, padding and the multiple to which sizes are first fitted, for a layer that shrinks by `stride`."""
+    if not isinstance(stride, int) or stride < 1:
+        raise ValueError(f"stride must be a whole number >= 1, got {stride!r}")
+    if odd or stride == 1:
+        kernel_size = odd_kernel if odd else 3
+        return kernel_size, kernel_size // 2, 1
+    if stride % 2:
+        raise ValueError(f"an exact stride is 1 or even, got {stride}; nearest: {stride - 1} and {stride + 1}")
+    return 2 * stride, stride // 2, stride
