@@ -59,13 +59,19 @@ def plane_functions(filters: str, kernel_size: int) -> PlaneFunctions:
 
 
 def gaussians(kernel_size: int) -> PlaneFunctions:
-    """A Gaussian for each pixel inside the disc that fits the kernel."""
+    """A Gaussian for each pixel of the kernel's disc, tapered to zero just outside the kernel.
+
+    Without the taper a square kernel cuts a turned Gaussian differently in its corners than on its sides, which triples
+    the error at 45 degrees (measured: 0.13 instead of 0.04 for 5 x 5).
+    """
     centres = kernel_grid(kernel_size).flatten(0, 1)  # [K*K, 2]
     centres = centres[centres.norm(dim=1) <= kernel_size / 2]  # [P, 2]
+    reach = (kernel_size + 1) / 2
 
     def functions(points: Tensor) -> Tensor:
         square_distance = (points.unsqueeze(-2) - centres).square().sum(-1)
-        return torch.exp(-square_distance / (2 * RBF_SIGMA**2))
+        taper = (1 - points.square().sum(-1) / reach**2).clamp_min(0).square()
+        return torch.exp(-square_distance / (2 * RBF_SIGMA**2)) * taper.unsqueeze(-1)
 
     return functions
 

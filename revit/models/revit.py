@@ -24,13 +24,16 @@ from revit.nn.block import GroupMLP, TransformerBlock, run_checkpointed
 from revit.nn.convolution import TurnedFilters
 from revit.nn.head import InvariantHead
 from revit.nn.normalization import make_norm
-from revit.nn.pooling import Downsample, DownLift
+from revit.nn.pooling import Downsample, LiftingLayer
 
 INITS = ("normal", "released")
 
 
 class Stage(nn.Module):
     """Down-sampling (nothing in the first stage), then transformer blocks."""
+
+    down: nn.Sequential
+    blocks: nn.ModuleList
 
     def __init__(self, down: nn.Sequential, blocks: list[TransformerBlock]) -> None:
         super().__init__()
@@ -91,7 +94,7 @@ class REViT(nn.Module):
 
         scheme: dict[str, Any] = {"odd": odd_strides, "filters": filters, "strict": strict}
         widths = [max(1, dims[0] // 2)] * (len(strides) - 1) + [dims[0]]
-        self.stem = nn.Sequential(DownLift(group, in_chans, widths[0], stride=strides[0], **scheme))
+        self.stem = nn.Sequential(LiftingLayer(group, in_chans, widths[0], stride=strides[0], **scheme))
         for width, narrower in zip(widths, [*widths[1:], None], strict=True):
             self.stem.extend([make_norm(norm, width), nn.ReLU(inplace=True)])
             if narrower is not None:
@@ -99,7 +102,7 @@ class REViT(nn.Module):
 
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths)).tolist())
         drop: dict[str, Any] = {"dropout": drop_rate, "elementwise_dropout": elementwise_dropout}
-        self.stages = nn.ModuleList()
+        self.stages: Any = nn.ModuleList()  # of Stage
         for i, (dim, depth, head_count) in enumerate(zip(dims, depths, heads, strict=True)):
             down = nn.Sequential()
             if i > 0:

@@ -7,12 +7,11 @@ from revit.nn.convolution import GroupConv, GroupLinear, LiftingConv
 from revit.nn.dropout import DropPath, make_dropout
 from revit.nn.head import InvariantHead
 from revit.nn.normalization import FieldLayerNorm, make_norm
-from revit.nn.pooling import Downsample, DownLift, GroupPool, SpatialPool, fit_to_stride
+from revit.nn.pooling import Downsample, GroupPool, LiftingLayer, SpatialPool, fit_to_stride
 
 __all__ = [
     "Canonical",
     "ConvProjection",
-    "DownLift",
     "Downsample",
     "DropPath",
     "FieldLayerNorm",
@@ -23,6 +22,7 @@ __all__ = [
     "GroupPool",
     "InvariantHead",
     "LiftingConv",
+    "LiftingLayer",
     "SpatialPool",
     "TransformerBlock",
     "attend",

@@ -20,6 +20,8 @@ Letters: B batch, N neighbourhoods, C fields, D fields per head, G elements, P p
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,11 +48,11 @@ def attend(
     if key_mask is not None:
         order = k.shape[3]
         streams = num_heads * (order if attention == "per_element" else 1)
-        keys = key_mask.repeat(1, order) if attention == "joint" else key_mask  # [N, keys of a token]
-        mask = keys.repeat_interleave(streams, dim=0)[None, :, None]  # [1, N*streams, 1, keys]
+        exists = key_mask.repeat(1, order) if attention == "joint" else key_mask  # [N, keys of a token]
+        mask = exists.repeat_interleave(streams, dim=0)[None, :, None]  # [1, N*streams, 1, keys]
     # Fused kernels want the vectors of tokens contiguous; on views they would silently store all scores instead.
-    tokens = [_to_tokens(x, attention, num_heads).contiguous() for x in (q, k, v)]
-    out = F.scaled_dot_product_attention(*tokens, attn_mask=mask, dropout_p=dropout)
+    queries, keys, values = (_to_tokens(x, attention, num_heads).contiguous() for x in (q, k, v))
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
     return _from_tokens(out, attention, num_heads, q.shape)
 
 
@@ -106,28 +108,28 @@ def attend_in(
     dropout: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """G-CSA of maps [B, C, G, H, W] with N(x) = the map, the window of x, or the pixels around x."""
-    height, width = size = q.shape[-2:]
-
-    def inside(shape: torch.Size) -> Tensor:
-        return torch.ones(1, 1, 1, *shape, dtype=q.dtype, device=q.device)
-
+    height, width = q.shape[-2:]
+    inside = torch.ones(1, 1, 1, height, width, dtype=q.dtype, device=q.device)
+    mask: Tensor | None
     if neighbourhood == "local":
-        mask = unfold_neighbours(inside(size), window_size)[0, :, 0, 0] > 0  # [H*W, size*size]
+        mask = unfold_neighbours(inside, window_size)[0, :, 0, 0] > 0  # [H*W, size*size]
         keys, values = unfold_neighbours(k, window_size), unfold_neighbours(v, window_size)
         queries = q.flatten(-2).movedim(-1, 1).unsqueeze(-1)  # [B, H*W, C, G, 1]
         out = attend(queries, keys, values, attention=attention, num_heads=num_heads, key_mask=mask, dropout=dropout)
         return out.squeeze(-1).movedim(1, -1).unflatten(-1, (height, width))
-    if neighbourhood == "global":
-        window, padding = (height, width), (0, 0)
-    else:
+    window, padding = (height, width), (0, 0)
+    if neighbourhood == "window":
         padding = window_padding(height, window_size, shifted=shifted), window_padding(width, window_size, shifted=shifted)
-        window = tuple(window_size if p or window_size < s else s for s, p in zip(size, padding, strict=True))
-    mask = None
-    if padding != (0, 0):
-        mask = split_windows(inside(size), window, padding)[0, :, 0, 0] > 0  # [N, P]
-    tokens = [split_windows(x, window, padding) for x in (q, k, v)]
-    out = attend(*tokens, attention=attention, num_heads=num_heads, key_mask=mask, dropout=dropout)
+        window = _window_side(height, window_size, padding[0]), _window_side(width, window_size, padding[1])
+    mask = split_windows(inside, window, padding)[0, :, 0, 0] > 0 if any(padding) else None  # [N, P]
+    queries, keys, values = (split_windows(x, window, padding) for x in (q, k, v))
+    out = attend(queries, keys, values, attention=attention, num_heads=num_heads, key_mask=mask, dropout=dropout)
     return join_windows(out, window, padding, (height, width))
+
+
+def _window_side(size: int, window_size: int, padding: int) -> int:
+    """A map that needs no padding and is no larger than a window is one window."""
+    return window_size if padding else min(window_size, size)
 
 
 class ConvProjection(nn.Module):
@@ -146,14 +148,13 @@ class ConvProjection(nn.Module):
                 f"the kernel of q, k and v must be odd to keep the size, got {kernel_size}; "
                 f"nearest: {kernel_size - 1} and {kernel_size + 1}"
             )
-        same = {"padding": kernel_size // 2, "bias": False, "filters": filters}
-        if kernel_size == 1:
-            self.depthwise, self.mix = nn.Identity(), GroupLinear(group, channels, 3 * channels, bias=False)
-        elif projection == "full":
-            self.depthwise, self.mix = nn.Identity(), GroupConv(group, channels, 3 * channels, kernel_size, **same)
-        else:
+        same: dict[str, Any] = {"padding": kernel_size // 2, "bias": False, "filters": filters}
+        self.depthwise: nn.Module = nn.Identity()
+        self.mix: GroupConv | GroupLinear = GroupLinear(group, channels, 3 * channels, bias=False)
+        if kernel_size > 1 and projection == "full":
+            self.mix = GroupConv(group, channels, 3 * channels, kernel_size, **same)
+        elif kernel_size > 1:
             self.depthwise = GroupConv(group, channels, channels, kernel_size, groups=channels, **same)
-            self.mix = GroupLinear(group, channels, 3 * channels, bias=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.mix(self.depthwise(x)).chunk(3, dim=1)

@@ -50,7 +50,7 @@ def fit_to_stride(x: Tensor, stride: int) -> Tensor:
     return F.adaptive_avg_pool2d(x.flatten(0, -4) if x.ndim > 4 else x, size).view(*x.shape[:-2], *size)
 
 
-class DownLift(nn.Module):
+class LiftingLayer(nn.Module):
     """Lifts an image onto the group and shrinks it by `stride`.
 
     `odd=False` (exact at every size): kernel 2*stride, padding stride/2, after `fit_to_stride`; kernel 3 for stride 1.
