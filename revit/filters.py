@@ -93,18 +93,22 @@ def ring_profile(kernel_size: int) -> list[tuple[float, float, int]]:
 
 
 def circular_harmonics(kernel_size: int) -> PlaneFunctions:
-    """cos(f theta) and sin(f theta) times a Gaussian ring, for each ring and each frequency up to its limit."""
+    """cos(f theta) and sin(f theta) times a Gaussian ring, for each ring and each frequency up to its limit.
+
+    The centre has no angle, so functions of frequency above 0 vanish there.
+    """
     rings = ring_profile(kernel_size)
 
     def functions(points: Tensor) -> Tensor:
         radius = points.norm(dim=-1)
         theta = torch.atan2(points[..., 1], points[..., 0])
+        off_centre = radius > 1e-9
         values = []
         for ring_radius, width, highest in rings:
             ring = torch.exp(-(radius - ring_radius).square() / (2 * width**2))
             values.append(ring)
             for frequency in range(1, highest + 1):
-                values += [ring * torch.cos(frequency * theta), ring * torch.sin(frequency * theta)]
+                values += [ring * wave(frequency * theta) * off_centre for wave in (torch.cos, torch.sin)]
         return torch.stack(values, dim=-1)
 
     return functions
