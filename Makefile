@@ -4,11 +4,12 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-slow check bench clean
 
 help:
 	@echo "make demo   see features turn with a digit: installs, prints the audit of a model, writes figures to demo/"
 	@echo "make test   all checks: lint, types, tests"
+	@echo "make test-slow  exactness of the largest models as well (half an hour, 16 GB)"
 	@echo "make check  lint and types only"
 	@echo "make bench  speed and memory side by side with escnn (compiles it: needs a Fortran compiler)"
 	@echo "make clean  remove what these commands made"
@@ -28,6 +29,9 @@ check: $(VENV)/installed
 
 test: check
 	$(VENV)/bin/python -m pytest
+
+test-slow: $(VENV)/installed
+	$(VENV)/bin/python -m pytest -m slow
 
 # escnn needs an older numpy than the embedded digits do, so the benchmarks have an environment of their own.
 $(BENCH_VENV)/installed: pyproject.toml constraints.txt

@@ -1,0 +1,69 @@
+"""The import direction is the explanation of the design: each part knows only those before it."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import revit
+
+ROOT = Path(revit.__file__).parent
+ALLOWED = {
+    "groups": set(),
+    "exactness": {"groups"},
+    "filters": {"groups"},
+    "actions": {"groups", "filters"},
+    "equivariance": {"groups", "actions"},
+    "nn": {"groups", "exactness", "filters", "actions"},
+    "models": {"groups", "exactness", "nn"},
+    "": {"groups", "exactness", "actions", "equivariance", "nn", "models"},
+}
+
+
+def part_of(path):
+    relative = path.relative_to(ROOT)
+    return "" if relative.name == "__init__.py" and len(relative.parts) == 1 else relative.parts[0].removesuffix(".py")
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "revit")
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_import_direction(path):
+    part = part_of(path)
+    assert part in ALLOWED, f"{part} is not in the design: say what it may import"
+    for name in imports_of(path):
+        assert not name.startswith(("escnn", "torchvision", "timm")), f"{path.name} imports {name}"
+        match = re.match(r"revit\.(\w+)", name)
+        if match and match[1] != part:
+            assert match[1] in ALLOWED[part], f"{path.name} ({part or 'revit'}) imports {name}"
+
+
+def test_import_needs_the_core_only():
+    """No extra, no heavy module at import: torch and the standard library."""
+    code = "import sys, revit; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    extras = {"accelerate", "torchmetrics", "kornia", "matplotlib", "mlxtend", "h5py", "rich", "gradio", "onnx", "escnn", "timm"}
+    assert not extras & set(loaded)
+
+
+def test_files_read_in_one_sitting():
+    for path in ROOT.rglob("*.py"):
+        lines = len(path.read_text().splitlines())
+        assert lines <= (300 if "models" in path.parts else 400), f"{path.name} has {lines} lines"
+        assert path.stem not in ("utils", "common", "misc", "helpers")
+
+
+def test_public_names_exist():
+    for module in (revit, revit.nn, revit.models):
+        for name in module.__all__:
+            assert getattr(module, name) is not None
