@@ -12,6 +12,7 @@ import argparse
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -35,8 +36,8 @@ def embedded_digits(count: int) -> Tensor:
     return torch.from_numpy(pixels[step // 2 :: step][:count]).float().view(-1, 1, 28, 28) / 255
 
 
-def print_audit(models: dict[str, revit.REViT], digits: Tensor, group: Group) -> None:
-    print(f"Relative equivariance error of untrained models over the {group.order} elements of {group} ({len(digits)} real digits):")
+def print_audit(models: dict[str, Any], digits: Tensor, group: Group) -> None:
+    print(f"Relative equivariance error of untrained models under the elements of {group} ({len(digits)} real digits):")
     print(f"  {'model':<22}" + "".join(f"{stage:>14}" for stage in STAGES) + f"{'same prediction':>18}")
     for name, model in models.items():
         errors = [equivariance_error(model, digits, group, feature=s, relative=True)[1:].max().item() for s in STAGES]
@@ -44,7 +45,7 @@ def print_audit(models: dict[str, revit.REViT], digits: Tensor, group: Group) ->
         print(f"  {name:<22}" + "".join(f"{error:>14.1e}" for error in errors) + f"{same:>16.2f} %")
 
 
-def draw(model: revit.REViT, digit: Tensor, group: Group, path: Path) -> None:
+def draw(model: Any, digit: Tensor, group: Group, path: Path) -> None:
     """The digit turned by some elements (rows) and one field of its lifted maps, element by element (columns)."""
     elements = list(range(min(group.order, 4))) + ([group.rotations] if group.reflections else [])
     maps = {g: model.named_features(act_on_plane(digit, group, g))["lift"][0] for g in elements}
@@ -82,8 +83,8 @@ def main() -> int:
     torch.manual_seed(0)
     torch.set_num_threads(min(2, torch.get_num_threads()))
     digits = embedded_digits(64)
-    settings = {"group": group, "in_chans": 1, "num_classes": 10, "strict": False}
-    models = {
+    settings: dict[str, Any] = {"group": group, "in_chans": 1, "num_classes": 10, "strict": False}
+    models: dict[str, Any] = {
         "revit_small": revit.create_model("revit_small", **settings).eval(),
         "revit_small_paper": revit.create_model("revit_small_paper", **settings).eval(),
     }

@@ -72,7 +72,9 @@ def test_errors_are_those_of_the_definition():
     x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
     expected = [(f(act_on_plane(x, "p4", g)) - act_on_plane(f(x), "p4", g)).abs() for g in range(4)]
     torch.testing.assert_close(equivariance_error(f, x, "p4"), torch.stack([e.mean() for e in expected]).detach())
-    torch.testing.assert_close(equivariance_error(f, x, "p4", reduction="max"), torch.stack([e.amax() for e in expected]).detach())
+    torch.testing.assert_close(
+        equivariance_error(f, x, "p4", reduction="max"), torch.stack([e.amax() for e in expected]).detach()
+    )
     relative = torch.stack([e.mean() for e in expected]).detach() / f(x).abs().mean().detach()
     torch.testing.assert_close(equivariance_error(f, x, "p4", relative=True), relative)
 

@@ -52,7 +52,19 @@ def test_import_needs_the_core_only():
     """No extra, no heavy module at import: torch and the standard library."""
     code = "import sys, revit; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    extras = {"accelerate", "torchmetrics", "kornia", "matplotlib", "mlxtend", "h5py", "rich", "gradio", "onnx", "escnn", "timm"}
+    extras = {
+        "accelerate",
+        "torchmetrics",
+        "kornia",
+        "matplotlib",
+        "mlxtend",
+        "h5py",
+        "rich",
+        "gradio",
+        "onnx",
+        "escnn",
+        "timm",
+    }
     assert not extras & set(loaded)
 
 

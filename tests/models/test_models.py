@@ -39,9 +39,8 @@ def relative_errors(model, x, group, elements):
 
 
 def test_names():
-    assert OURS == [
-        "revit_base", "revit_hier_base", "revit_hier_medium", "revit_hier_small", "revit_hier_tiny", "revit_small", "revit_tiny",
-    ]  # fmt: skip
+    flat, hierarchical = ("tiny", "small", "base"), ("tiny", "small", "medium", "base")
+    assert sorted([f"revit_{size}" for size in flat] + [f"revit_hier_{size}" for size in hierarchical]) == OURS
     assert sorted(f"{name}_paper" for name in OURS) == PAPER
     assert list_models("hier_tiny") == ["revit_hier_tiny", "revit_hier_tiny_paper"]
 
@@ -270,7 +269,9 @@ def test_check_input_size_names_layer_and_sizes():
     assert sizes["stem.0"] == (112, 112) and list(sizes.values())[-1] == (7, 7)
     assert list(create_model("revit_hier_tiny").check_input_size(225, 200).values())[-1] == (8, 7)
     paper = create_model("revit_hier_tiny_paper", group="p4m")
-    with pytest.raises(EquivarianceError, match=r"stem.0: .* at height 224.*Nearest exact input sizes of the model: 193 and 225"):
+    with pytest.raises(
+        EquivarianceError, match=r"stem.0: .* at height 224.*Nearest exact input sizes of the model: 193 and 225"
+    ):
         paper.check_input_size(224)
     with pytest.raises(EquivarianceError, match="height 193 and 225, width 225"):
         paper.check_input_size(224, 225)

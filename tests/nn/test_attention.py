@@ -75,7 +75,9 @@ LOOPS = {"joint": loop_joint, "spatial": loop_spatial, "per_element": loop_per_e
 
 
 @pytest.mark.parametrize("group", ["p4", "p4m"])
-@pytest.mark.parametrize(("neighbourhood", "size"), [("global", (2, 3)), ("window", (4, 5)), ("window", (3, 2)), ("local", (3, 4))])
+@pytest.mark.parametrize(
+    ("neighbourhood", "size"), [("global", (2, 3)), ("window", (4, 5)), ("window", (3, 2)), ("local", (3, 4))]
+)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_attention_vs_loop(attention, neighbourhood, size, group):
     order, channels, heads, window = Group.parse(group).order, 4, 2, 3
@@ -124,21 +126,19 @@ def test_attention_is_equivariant(exact_group, attention, neighbourhood, project
         assert equivariance_error(layer, x, exact_group, relative=True, reduction="max").max() <= 1e-12
 
 
-def tile_attention(x, window, before, shift=0):
-    """Window attention with the given padding before (the rest after), or Swin's cyclic shift: a reference that can be wrong."""
+def tile_attention(x, window, shift=0):
+    """Windows padded at the far end only (the released code) or cyclically shifted (Swin's): a reference that can be wrong."""
     height, width = x.shape[-2:]
-    rows, columns = (-(-(n + before) // window) * window - n - before for n in (height, width))
-    x = F.pad(x, (before, columns, before, rows)).roll((-shift, -shift), (-2, -1))
-    mask = F.pad(torch.ones(1, 1, 1, height, width, dtype=x.dtype), (before, columns, before, rows))
-    mask = mask.roll((-shift, -shift), (-2, -1))
+    padding = (0, -width % window, 0, -height % window)
+    x = F.pad(x, padding).roll((-shift, -shift), (-2, -1))
+    mask = F.pad(torch.ones(1, 1, 1, height, width, dtype=x.dtype), padding).roll((-shift, -shift), (-2, -1))
     tiles = x.unfold(-2, window, window).unfold(-2, window, window).flatten(-2)  # [B, C, G, rows, columns, w*w]
     keep = mask.unfold(-2, window, window).unfold(-2, window, window).flatten(-2)[0, 0, 0]
     scores = torch.einsum("bcgijs,bcgijt->bijst", tiles, tiles) / 4
     scores = scores.masked_fill(keep[None, :, :, None] == 0, -torch.inf)
     out = torch.einsum("bijst,bcgijt->bcgijs", scores.softmax(-1), tiles)
     out = out.unflatten(-1, (window, window)).permute(0, 1, 2, 3, 5, 4, 6).flatten(-2).flatten(-3, -2)
-    out = out.roll((shift, shift), (-2, -1))
-    return out[..., before : before + height, before : before + width]
+    return out.roll((shift, shift), (-2, -1))[..., :height, :width]
 
 
 def is_exact(f, size):
@@ -152,10 +152,12 @@ def test_window_rule():
         for window in (2, 3, 4, 5, 7):
             if window > size:
                 continue
-            assert is_exact(lambda x, w=window: tile_attention(x, w, 0), size) == (size % window == 0)
+            assert is_exact(lambda x, w=window: tile_attention(x, w), size) == (size % window == 0)
             layer = GroupConvAttention("p4m", 2, 1, neighbourhood="window", window_size=window, attention="spatial").double()
             if window % 2 == 0 and size % 2:
-                with pytest.raises(EquivarianceError, match=f"even windows of {window}.* odd size {size} .*nearest exact: sizes"):
+                with pytest.raises(
+                    EquivarianceError, match=f"even windows of {window}.* odd size {size} .*nearest exact: sizes"
+                ):
                     layer.output_size(size, size)
                 with pytest.raises(EquivarianceError, match="nearest exact"):
                     layer(torch.zeros(1, 2, 8, size, size, dtype=torch.float64))
@@ -168,7 +170,7 @@ def test_shift_rule():
     """Windows shifted by t are exact iff 2t mod w = 0: half an even window. Ours only offers that."""
     for size, window in ((16, 8), (14, 7), (12, 4), (12, 6)):
         for shift in range(window):
-            exact = is_exact(lambda x, w=window, t=shift: tile_attention(x, w, 0, t), size)
+            exact = is_exact(lambda x, w=window, t=shift: tile_attention(x, w, t), size)
             assert exact == (2 * shift % window == 0), (size, window, shift)
     for size in (6, 8, 10, 12):
         options = {"neighbourhood": "window", "window_size": 4, "attention": "joint"}

@@ -34,7 +34,9 @@ def loop_group_conv(x, weight, group, stride=1, padding=0):
     return torch.stack(out, dim=2)
 
 
-@pytest.mark.parametrize(("kernel_size", "stride", "padding", "size"), [(3, 1, 1, (5, 6)), (4, 2, 1, (8, 6)), (5, 1, 2, (7, 7))])
+@pytest.mark.parametrize(
+    ("kernel_size", "stride", "padding", "size"), [(3, 1, 1, (5, 6)), (4, 2, 1, (8, 6)), (5, 1, 2, (7, 7))]
+)
 def test_gconv_vs_loop(exact_group, kernel_size, stride, padding, size):
     group = Group.parse(exact_group)
     options = {"stride": stride, "padding": padding, "bias": False}

@@ -180,7 +180,11 @@ def test_lifting_layer_kernels():
     def sampling(stride, odd):
         return LiftingLayer("p4", 1, 2, stride=stride, odd=odd, filters="auto", strict=True).conv.sampling
 
-    assert [(s.kernel_size, s.padding) for s in (sampling(1, False), sampling(2, False), sampling(4, False))] == [(3, 1), (4, 1), (8, 2)]
+    assert [(s.kernel_size, s.padding) for s in (sampling(1, False), sampling(2, False), sampling(4, False))] == [
+        (3, 1),
+        (4, 1),
+        (8, 2),
+    ]
     assert [(s.kernel_size, s.padding) for s in (sampling(1, True), sampling(2, True))] == [(3, 1), (5, 2)]
     with pytest.raises(ValueError, match="an exact stride is 1 or even, got 3; nearest: 2 and 4"):
         sampling(3, False)

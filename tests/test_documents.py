@@ -1,0 +1,76 @@
+"""What the documents promise is run: code blocks, the example, and the table of equations."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import revit
+
+ROOT = Path(__file__).parents[1]
+
+
+def code_blocks(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("index", range(len(code_blocks(ROOT / "README.md"))))
+def test_readme_code_runs(index, capsys):
+    exec(compile(code_blocks(ROOT / "README.md")[index], "README.md", "exec"), {})
+    assert "Traceback" not in capsys.readouterr().out
+
+
+def test_readme_parameter_counts():
+    """The sizes that the README states, from the models themselves."""
+    stated = {"revit_tiny": ("p4", 1, 44e3), "revit_small": ("p4", 1, 95e3), "revit_base": ("p4m", 3, 1.15e6)}
+    stated |= {
+        "revit_hier_tiny": ("p4m", 3, 2.8e6),
+        "revit_hier_small": ("p4m", 3, 11.1e6),
+        "revit_hier_medium": ("p4m", 3, 19.4e6),
+    }
+    for name, (group, in_chans, count) in stated.items():
+        model = revit.create_model(name, group=group, in_chans=in_chans)
+        assert sum(p.numel() for p in model.parameters()) == pytest.approx(count, rel=0.02), name
+    assert all(name.removesuffix("_paper") in {*stated, "revit_hier_base"} for name in revit.list_models())
+
+
+def test_conventions_name_real_things():
+    """Every function and class in the equation table is defined in the file named beside it."""
+    table = (ROOT / "docs/conventions.md").read_text().split("## Shapes")[0]
+    named = re.findall(r"`(\w+)`[^`|;]*? in `((?:revit|tests)/[\w/]+\.py)`", table)
+    assert len(named) >= 8
+    for name, path in named:
+        assert re.search(rf"^(?:def|class) {name}\b", (ROOT / path).read_text(), flags=re.MULTILINE), f"{name} in {path}"
+    for equation in ("**7**", "**8**", "**9**", "**10**", "**11**"):
+        assert equation in table
+
+
+def test_conventions_parameter_counts():
+    text = (ROOT / "docs/conventions.md").read_text()
+    rows = re.findall(r"^\| ([\d,]+) \(.*?\| `(create_model\(.*?\))` \|$", text, flags=re.MULTILINE)
+    assert len(rows) == 6
+    for count, call in rows:
+        model = eval(call.replace("create_model", "revit.create_model"), {"revit": revit})
+        assert sum(p.numel() for p in model.parameters()) == int(count.replace(",", "")), call
+
+
+def run_example(*arguments):
+    command = [sys.executable, ROOT / "examples/turning_features.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_demo_prints_the_audit_and_draws(tmp_path):
+    result = run_example("--group", "p4", "--out", tmp_path / "figures")
+    assert result.returncode == 0, result.stderr
+    ours = re.search(r"revit_small +(\S+) +(\S+) +(\S+) +100.00 %", result.stdout)
+    paper = re.search(r"revit_small_paper +(\S+)", result.stdout)
+    assert all(float(error) < 5e-5 for error in ours.groups()) and float(paper[1]) > 1e-3
+    assert (tmp_path / "figures/turning_features.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("arguments", [("--group", "q9"), ("--out", __file__)])
+def test_demo_refuses_bad_input_in_one_line(arguments):
+    result = run_example(*arguments)
+    assert result.returncode == 2 and result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
