@@ -69,24 +69,34 @@ class Sampling:
         return text if self.dilation == 1 else f"{text}, dilation={self.dilation}"
 
 
-class SymmetryGuard:
-    """Checks at each call that a layer samples symmetrically: raises when strict, otherwise warns once."""
+class Strictness:
+    """What to do where a layer cannot be exact: raise `EquivarianceError`, or warn once and go on."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict, self._warned = strict, False
+
+    def refuse(self, message: str) -> None:
+        if self.strict:
+            raise EquivarianceError(f"{message}; strict=False goes on with the error")
+        if not self._warned and not torch.compiler.is_compiling():
+            self._warned = True
+            warnings.warn(message, stacklevel=2)
+
+
+class StrideGuard:
+    """Checks at each call that a convolution samples symmetrically on the axes that its group moves."""
 
     def __init__(self, group: Group, sampling: Sampling, *, strict: bool) -> None:
-        self.group, self.sampling, self.strict = group, sampling, strict
-        self._warned = False
+        self.group, self.sampling, self.strictness = group, sampling, Strictness(strict)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        sizes = {"height": height, "width": width}
         out = self.sampling.output_size(height), self.sampling.output_size(width)
-        for axis in moved_axes(self.group):
-            if self.sampling.leftover(sizes[axis]):
-                self._refuse(axis, sizes[axis])
+        for axis, size in (("height", height), ("width", width)):
+            if axis in moved_axes(self.group) and self.sampling.leftover(size):
+                self.strictness.refuse(self._message(axis, size))
         return out
 
-    def _refuse(self, axis: str, size: int) -> None:
-        if not self.strict and (self._warned or torch.compiler.is_compiling()):
-            return
+    def _message(self, axis: str, size: int) -> str:
         s = self.sampling
         nearest = " and ".join(map(str, s.exact_sizes_near(size)))
         message = (
@@ -96,38 +106,59 @@ class SymmetryGuard:
         )
         if s.stride % 2 == 0 and size % s.stride == 0:
             message += f"; at {size}, kernel_size={2 * s.stride}, padding={s.stride // 2} is exact"
-        if self.strict:
-            raise EquivarianceError(message + "; strict=False goes on with the error")
-        self._warned = True
-        warnings.warn(message, stacklevel=4)
+        return message
 
 
 def next_multiple(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def window_padding(size: int, window: int, *, shifted: bool = False) -> int:
-    """Pixels to add on **each** side so that windows tile an axis symmetrically; the padded keys are masked.
+@dataclass(frozen=True)
+class Tiling:
+    """Windows along one axis: their side, and the pixels added (and masked) before and after the map."""
 
-    Windows that lie symmetrically about the centre either have a border between two of them there or a window centred
-    on it, so the total padding must be even. Where it is odd, an odd window is repaired by one window more; an even
-    window on an odd axis cannot be. `shifted` moves the borders by half a window, which only an even window can.
+    side: int
+    before: int
+    after: int
+
+    @property
+    def padded(self) -> bool:
+        return self.before + self.after > 0
+
+
+def tile_axis(size: int, window: int, *, shifted: bool = False) -> Tiling:
+    """Tiles an axis by windows, symmetrically if that is possible.
+
+    Symmetric windows need the same padding on both sides, an even total. Where it is odd, one window more repairs odd
+    windows; even windows on an odd axis cannot be repaired, and `before` and `after` then differ. `shifted` moves the
+    borders by half a window, which must be even. A map no larger than a window is one window.
     """
     if window >= size and not shifted:
-        return 0  # one window holds the whole axis
-    total = next_multiple(size, window) - size
-    if shifted:
+        return Tiling(size, 0, 0)
+    total = next_multiple(size, window) - size + (window if shifted else 0)
+    if total % 2 and window % 2:
         total += window
-    if total % 2 and window % 2 and not shifted:
-        total += window
-    if total % 2:
+    before = window // 2 if shifted and total % 2 else total // 2
+    return Tiling(window, before, -(size + before) % window)
+
+
+class WindowGuard:
+    """Checks at each call that windows tile a map symmetrically on the axes that its group moves."""
+
+    def __init__(self, group: Group, window: int, *, shifted: bool, strict: bool) -> None:
         if shifted and window % 2:
             raise EquivarianceError(
                 f"windows of {window} cannot be shifted by half a window; "
                 f"exact shifted windows are even: {window - 1} or {window + 1}"
             )
-        raise EquivarianceError(
-            f"even windows of {window} cannot tile an odd size {size} symmetrically; "
-            f"nearest exact: sizes {size - 1} and {size + 1}, or windows of {window - 1} or {window + 1}"
-        )
-    return total // 2
+        self.group, self.window, self.shifted, self.strictness = group, window, shifted, Strictness(strict)
+
+    def tilings(self, height: int, width: int) -> tuple[Tiling, Tiling]:
+        rows, columns = (tile_axis(size, self.window, shifted=self.shifted) for size in (height, width))
+        for axis, size, tiling in (("height", height, rows), ("width", width, columns)):
+            if axis in moved_axes(self.group) and tiling.before != tiling.after:
+                self.strictness.refuse(
+                    f"even windows of {self.window} cannot tile an odd {axis} {size} symmetrically, as {self.group} needs; "
+                    f"nearest exact: {axis} {size - 1} or {size + 1}, or windows of {self.window - 1} or {self.window + 1}"
+                )
+        return rows, columns

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from revit.actions import act_on_plane
-from revit.exactness import EquivarianceError, Sampling, SymmetryGuard, moved_axes, window_padding
+from revit.exactness import EquivarianceError, Sampling, StrideGuard, Tiling, WindowGuard, moved_axes, tile_axis
 from revit.groups import Group
 
 
@@ -52,7 +52,7 @@ def test_nearest_sizes_are_exact_and_nearest():
 
 
 def test_strict_raises():
-    guard = SymmetryGuard(Group.parse("p4"), Sampling(3, 2, 1), strict=True)
+    guard = StrideGuard(Group.parse("p4"), Sampling(3, 2, 1), strict=True)
     assert guard.output_size(29, 31) == (15, 16)
     message = r"kernel_size=3, stride=2, padding=1 is not p4 equivariant at height 28: .* nearest exact sizes: 27 and 29"
     with pytest.raises(EquivarianceError, match=message) as error:
@@ -64,7 +64,7 @@ def test_strict_raises():
 
 
 def test_without_strict_it_warns_once():
-    guard = SymmetryGuard(Group.parse("p4"), Sampling(3, 2, 1), strict=False)
+    guard = StrideGuard(Group.parse("p4"), Sampling(3, 2, 1), strict=False)
     with pytest.warns(UserWarning, match="nearest exact sizes: 27 and 29"):
         assert guard.output_size(28, 28) == (14, 14)
     with warnings.catch_warnings():
@@ -75,8 +75,8 @@ def test_without_strict_it_warns_once():
 def test_only_axes_that_the_group_moves_are_checked():
     assert [moved_axes(Group.parse(g)) for g in ("z2", "z2m")] == [(), ("width",)]
     assert moved_axes(Group.parse("p2")) == moved_axes(Group.parse("p8m")) == ("height", "width")
-    assert SymmetryGuard(Group.parse("z2"), Sampling(3, 2, 1), strict=True).output_size(28, 28) == (14, 14)
-    z2m = SymmetryGuard(Group.parse("z2m"), Sampling(3, 2, 1), strict=True)
+    assert StrideGuard(Group.parse("z2"), Sampling(3, 2, 1), strict=True).output_size(28, 28) == (14, 14)
+    z2m = StrideGuard(Group.parse("z2m"), Sampling(3, 2, 1), strict=True)
     assert z2m.output_size(28, 29) == (14, 15)
     with pytest.raises(EquivarianceError, match="at width 28"):
         z2m.output_size(29, 28)
@@ -93,13 +93,23 @@ def test_maps_below_the_kernel_are_refused():
         Sampling(5).output_size(2)
 
 
-def test_window_padding_is_symmetric_for_every_size():
-    for window in range(1, 10):
-        for size in range(1, 40):
-            if window % 2 == 0 and size % 2 and size > window:
-                with pytest.raises(EquivarianceError, match=f"even windows of {window} cannot tile an odd size {size}"):
-                    window_padding(size, window)
-                continue
-            padding = window_padding(size, window)
-            assert 0 <= padding < window  # so that no window is all padding
-            assert size <= window or (size + 2 * padding) % window == 0
+def test_windows_are_symmetric_wherever_they_can_be():
+    for window, size, shifted in itertools.product(range(1, 10), range(1, 40), (False, True)):
+        if shifted and window % 2:
+            continue
+        tiling = tile_axis(size, window, shifted=shifted)
+        assert (size + tiling.before + tiling.after) % tiling.side == 0
+        assert max(tiling.before, tiling.after) < window  # so that no window is all padding
+        possible = window % 2 == 1 or size % 2 == 0 or (size <= window and not shifted)
+        assert (tiling.before == tiling.after) == possible
+
+
+def test_windows_that_cannot_be_symmetric():
+    guard = WindowGuard(Group.parse("p4"), 6, shifted=False, strict=True)
+    message = "even windows of 6 cannot tile an odd width 13 .* nearest exact: width 12 or 14, or windows of 5 or 7"
+    with pytest.raises(EquivarianceError, match=message):
+        guard.tilings(12, 13)
+    assert WindowGuard(Group.parse("z2"), 6, shifted=False, strict=True).tilings(13, 13)[0] == Tiling(6, 2, 3)
+    assert WindowGuard(Group.parse("z2m"), 6, shifted=False, strict=True).tilings(13, 12)[1] == Tiling(6, 0, 0)
+    with pytest.raises(EquivarianceError, match="windows of 7 cannot be shifted by half a window; .* 6 or 8"):
+        WindowGuard(Group.parse("p4"), 7, shifted=True, strict=False)

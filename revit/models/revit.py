@@ -112,7 +112,7 @@ class REViT(nn.Module):
                 attn = GroupConvAttention(
                     group, dim, head_count, kernel_size=kernel_size, attention=attention, neighbourhood=neighbourhood,
                     window_size=window_size, shifted=shift_windows and j % 2 == 1, projection=projection, filters=filters,
-                    attn_dropout=attn_drop_rate, **drop,
+                    attn_dropout=attn_drop_rate, strict=strict, **drop,
                 )  # fmt: skip
                 mlp = GroupMLP(group, dim, ratio=mlp_ratio, norm=norm, **drop)
                 blocks.append(TransformerBlock(dim, attn, mlp, norm=norm, drop_path=next(rates)))

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revit.exactness import window_padding
+from revit.exactness import Tiling, WindowGuard
 from revit.groups import Group
 from revit.nn.convolution import GroupConv, GroupLinear, check_features
 from revit.nn.dropout import check_rate, make_dropout
@@ -78,22 +78,20 @@ def _from_tokens(tokens: Tensor, attention: str, num_heads: int, shape: torch.Si
     return x.reshape(shape)
 
 
-def split_windows(x: Tensor, window: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """[B, C, G, H, W] -> [B, N, C, G, P]: pads both sides of each axis equally, then cuts windows."""
-    (height, width), (pad_y, pad_x) = window, padding
-    if pad_y or pad_x:
-        x = F.pad(x, (pad_x, pad_x, pad_y, pad_y))
-    x = x.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # [B, C, G, rows, h, columns, w]
+def split_windows(x: Tensor, rows: Tiling, columns: Tiling) -> Tensor:
+    """[B, C, G, H, W] -> [B, N, C, G, P]: pads, then cuts windows."""
+    if rows.padded or columns.padded:
+        x = F.pad(x, (columns.before, columns.after, rows.before, rows.after))
+    x = x.unflatten(-1, (-1, columns.side)).unflatten(-3, (-1, rows.side))  # [B, C, G, rows, h, columns, w]
     return x.permute(0, 3, 5, 1, 2, 4, 6).flatten(5).flatten(1, 2)  # [B, rows*columns, C, G, h*w]
 
 
-def join_windows(x: Tensor, window: tuple[int, int], padding: tuple[int, int], size: tuple[int, int]) -> Tensor:
+def join_windows(x: Tensor, rows: Tiling, columns: Tiling, height: int, width: int) -> Tensor:
     """The inverse of `split_windows`, to [B, C, G, H, W]."""
-    (height, width), (pad_y, pad_x) = window, padding
-    rows = (size[0] + 2 * pad_y) // height
-    x = x.unflatten(1, (rows, -1)).unflatten(-1, (height, width))  # [B, rows, columns, C, G, h, w]
-    x = x.permute(0, 3, 4, 1, 5, 2, 6).flatten(-2).flatten(-3, -2)  # [B, C, G, H + 2 pad, W + 2 pad]
-    return x[..., pad_y : pad_y + size[0], pad_x : pad_x + size[1]]
+    count = (height + rows.before + rows.after) // rows.side
+    x = x.unflatten(1, (count, -1)).unflatten(-1, (rows.side, columns.side))  # [B, rows, columns, C, G, h, w]
+    x = x.permute(0, 3, 4, 1, 5, 2, 6).flatten(-2).flatten(-3, -2)  # [B, C, G, H + padding, W + padding]
+    return x[..., rows.before : rows.before + height, columns.before : columns.before + width]
 
 
 def unfold_neighbours(x: Tensor, size: int) -> Tensor:
@@ -103,33 +101,25 @@ def unfold_neighbours(x: Tensor, size: int) -> Tensor:
     return patches.transpose(1, 2).unflatten(2, (channels, order, size * size))
 
 
-def attend_in(
-    q: Tensor, k: Tensor, v: Tensor, *, neighbourhood: str, window_size: int, shifted: bool, attention: str, num_heads: int,
-    dropout: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """G-CSA of maps [B, C, G, H, W] with N(x) = the map, the window of x, or the pixels around x."""
+def attend_windows(q: Tensor, k: Tensor, v: Tensor, rows: Tiling, columns: Tiling, **options: Any) -> Tensor:
+    """G-CSA of maps [B, C, G, H, W] with N(x) the window of x; one window of the size of the map is the whole map."""
     height, width = q.shape[-2:]
-    inside = torch.ones(1, 1, 1, height, width, dtype=q.dtype, device=q.device)
-    mask: Tensor | None
-    if neighbourhood == "local":
-        mask = unfold_neighbours(inside, window_size)[0, :, 0, 0] > 0  # [H*W, size*size]
-        keys, values = unfold_neighbours(k, window_size), unfold_neighbours(v, window_size)
-        queries = q.flatten(-2).movedim(-1, 1).unsqueeze(-1)  # [B, H*W, C, G, 1]
-        out = attend(queries, keys, values, attention=attention, num_heads=num_heads, key_mask=mask, dropout=dropout)
-        return out.squeeze(-1).movedim(1, -1).unflatten(-1, (height, width))
-    window, padding = (height, width), (0, 0)
-    if neighbourhood == "window":
-        padding = window_padding(height, window_size, shifted=shifted), window_padding(width, window_size, shifted=shifted)
-        window = _window_side(height, window_size, padding[0]), _window_side(width, window_size, padding[1])
-    mask = split_windows(inside, window, padding)[0, :, 0, 0] > 0 if any(padding) else None  # [N, P]
-    queries, keys, values = (split_windows(x, window, padding) for x in (q, k, v))
-    out = attend(queries, keys, values, attention=attention, num_heads=num_heads, key_mask=mask, dropout=dropout)
-    return join_windows(out, window, padding, (height, width))
+    mask = None
+    if rows.padded or columns.padded:
+        inside = torch.ones(1, 1, 1, height, width, device=q.device)
+        mask = split_windows(inside, rows, columns)[0, :, 0, 0] > 0  # [N, P]
+    queries, keys, values = (split_windows(x, rows, columns) for x in (q, k, v))
+    out = attend(queries, keys, values, key_mask=mask, **options)
+    return join_windows(out, rows, columns, height, width)
 
 
-def _window_side(size: int, window_size: int, padding: int) -> int:
-    """A map that needs no padding and is no larger than a window is one window."""
-    return window_size if padding else min(window_size, size)
+def attend_neighbours(q: Tensor, k: Tensor, v: Tensor, size: int, **options: Any) -> Tensor:
+    """G-CSA of maps [B, C, G, H, W] with N(x) the size x size pixels around x (size odd); those outside are masked."""
+    height, width = q.shape[-2:]
+    mask = unfold_neighbours(torch.ones(1, 1, 1, height, width, device=q.device), size)[0, :, 0, 0] > 0  # [H*W, size*size]
+    queries = q.flatten(-2).movedim(-1, 1).unsqueeze(-1)  # [B, H*W, C, G, 1]
+    out = attend(queries, unfold_neighbours(k, size), unfold_neighbours(v, size), key_mask=mask, **options)
+    return out.squeeze(-1).movedim(1, -1).unflatten(-1, (height, width))
 
 
 class ConvProjection(nn.Module):
@@ -184,6 +174,7 @@ class GroupConvAttention(nn.Module):
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
         elementwise_dropout: bool = False,
+        strict: bool = True,
     ) -> None:
         super().__init__()
         self.group = Group.parse(group)
@@ -197,36 +188,38 @@ class GroupConvAttention(nn.Module):
             raise ValueError(f"window_size must be {kind} for {neighbourhood} attention, got {window_size}")
         if shifted and neighbourhood != "window":
             raise ValueError(f"only windows can be shifted, got neighbourhood={neighbourhood!r}")
-        if shifted:
-            window_padding(window_size, window_size, shifted=True)  # raises for odd windows
         self.attention, self.neighbourhood = attention, neighbourhood
-        self.window_size, self.shifted = window_size, shifted
+        self.windows = WindowGuard(self.group, window_size, shifted=shifted, strict=strict)
         self.attn_dropout = check_rate("attn_dropout", attn_dropout)
         self.qkv = ConvProjection(self.group, channels, kernel_size, projection=projection, filters=filters)
         self.proj = GroupLinear(self.group, channels, channels, bias=False)
         self.proj_drop = make_dropout(dropout, elementwise=elementwise_dropout)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """The size of the input; raises where windows cannot tile it symmetrically."""
+        """The size of the input; raises where windows cannot tile it symmetrically (or warns, if not strict)."""
         if self.neighbourhood == "window":
-            for size in (height, width):
-                window_padding(size, self.window_size, shifted=self.shifted)
+            self.windows.tilings(height, width)
         return height, width
 
     def forward(self, x: Tensor) -> Tensor:
         check_features(x, self.channels, self.group)
-        out = attend_in(
-            *self.qkv(x),
-            neighbourhood=self.neighbourhood, window_size=self.window_size, shifted=self.shifted,
-            attention=self.attention, num_heads=self.num_heads, dropout=self.attn_dropout if self.training else 0.0,
-        )  # fmt: skip
+        q, k, v = self.qkv(x)
+        options: dict[str, Any] = {"attention": self.attention, "num_heads": self.num_heads}
+        options["dropout"] = self.attn_dropout if self.training else 0.0
+        height, width = x.shape[-2:]
+        if self.neighbourhood == "local":
+            out = attend_neighbours(q, k, v, self.windows.window, **options)
+        elif self.neighbourhood == "window":
+            out = attend_windows(q, k, v, *self.windows.tilings(height, width), **options)
+        else:
+            out = attend_windows(q, k, v, Tiling(height, 0, 0), Tiling(width, 0, 0), **options)
         return self.proj_drop(self.proj(out))
 
     def extra_repr(self) -> str:
         text = f"{self.group}, {self.channels} fields, {self.num_heads} heads, {self.attention}, {self.neighbourhood}"
         if self.neighbourhood == "global":
             return text
-        return f"{text} {self.window_size}{' shifted' if self.shifted else ''}"
+        return f"{text} {self.windows.window}{' shifted' if self.windows.shifted else ''}"
 
 
 def check_heads(channels: int, num_heads: int) -> int:

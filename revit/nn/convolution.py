@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revit.actions import kernel_bank, turn_index, turn_table
-from revit.exactness import Sampling, SymmetryGuard
+from revit.exactness import Sampling, StrideGuard
 from revit.filters import centre_function, check_filters, num_functions
 from revit.groups import Group
 
@@ -162,7 +162,7 @@ class LiftingConv(nn.Module):
         self.group = Group.parse(group)
         self.in_channels, self.out_channels = check_fields(in_channels, out_channels)
         self.sampling = Sampling(kernel_size, stride, padding, dilation)
-        self.guard = SymmetryGuard(self.group, self.sampling, strict=strict)
+        self.guard = StrideGuard(self.group, self.sampling, strict=strict)
         self.filters = TurnedFilters(self.group, out_channels, in_channels, kernel_size, filters=filters, lifting=True)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
@@ -215,7 +215,7 @@ class GroupConv(nn.Module):
             raise ValueError(f"groups={groups} must divide the fields in ({in_channels}) and out ({out_channels})")
         self.groups = groups
         self.sampling = Sampling(kernel_size, stride, padding, dilation)
-        self.guard = SymmetryGuard(self.group, self.sampling, strict=strict)
+        self.guard = StrideGuard(self.group, self.sampling, strict=strict)
         self.filters = TurnedFilters(
             self.group, out_channels, in_channels // groups, kernel_size, filters=filters, lifting=False
         )

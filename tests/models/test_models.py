@@ -279,7 +279,7 @@ def test_check_input_size_names_layer_and_sizes():
     with pytest.raises(EquivarianceError, match="not p4m equivariant at height 224"):
         paper(torch.zeros(1, 3, 224, 224))
     windows = create_model("revit_tiny", window_size=6)
-    with pytest.raises(EquivarianceError, match=r"blocks.0.attn: even windows of 6 cannot tile an odd size 13"):
+    with pytest.raises(EquivarianceError, match=r"blocks.0.attn: even windows of 6 cannot tile an odd height 13"):
         windows.check_input_size(26)
 
 

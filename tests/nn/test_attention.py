@@ -7,10 +7,10 @@ import torch.nn.functional as F
 
 from revit.actions import act_on_features
 from revit.equivariance import equivariance_error
-from revit.exactness import EquivarianceError
+from revit.exactness import EquivarianceError, tile_axis
 from revit.groups import Group
 from revit.nn import ConvProjection, GroupConvAttention
-from revit.nn.attention import ATTENTIONS, NEIGHBOURHOODS, attend_in
+from revit.nn.attention import ATTENTIONS, NEIGHBOURHOODS, attend_neighbours, attend_windows
 from tests.conftest import EXACT_GROUPS
 
 
@@ -69,6 +69,14 @@ def loop_per_element(q, k, v, num_heads, neighbourhood, window):
     order = q.shape[1]
     maps = [loop_joint(q[:, [g]], k[:, [g]], v[:, [g]], num_heads, neighbourhood, window) for g in range(order)]
     return torch.cat(maps, dim=1)
+
+
+def attend_in(q, k, v, *, neighbourhood, window_size=3, shifted=False, **options):
+    if neighbourhood == "local":
+        return attend_neighbours(q, k, v, window_size, **options)
+    sides = q.shape[-2:] if neighbourhood == "global" else (window_size, window_size)
+    tilings = [tile_axis(size, side, shifted=shifted) for size, side in zip(q.shape[-2:], sides, strict=True)]
+    return attend_windows(q, k, v, *tilings, **options)
 
 
 LOOPS = {"joint": loop_joint, "spatial": loop_spatial, "per_element": loop_per_element}
@@ -156,7 +164,7 @@ def test_window_rule():
             layer = GroupConvAttention("p4m", 2, 1, neighbourhood="window", window_size=window, attention="spatial").double()
             if window % 2 == 0 and size % 2:
                 with pytest.raises(
-                    EquivarianceError, match=f"even windows of {window}.* odd size {size} .*nearest exact: sizes"
+                    EquivarianceError, match=f"even windows of {window}.* odd height {size} .*nearest exact: height"
                 ):
                     layer.output_size(size, size)
                 with pytest.raises(EquivarianceError, match="nearest exact"):
@@ -253,3 +261,14 @@ def test_bad_options_are_named(options, message):
 def test_it_prints_what_it_is():
     layer = GroupConvAttention("p4m", 8, 2, neighbourhood="window", window_size=4, shifted=True)
     assert "p4m, 8 fields, 2 heads, joint, window 4 shifted" in repr(layer)
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_without_strict_impossible_windows_warn_once_and_go_on(shifted):
+    options = {"neighbourhood": "window", "window_size": 4, "shifted": shifted, "strict": False}
+    layer = GroupConvAttention("p4", 2, 1, **options).double()
+    x = torch.randn(1, 2, 4, 9, 9, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(UserWarning, match="even windows of 4 cannot tile an odd height 9"):
+        layer(x).sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert equivariance_error(layer, x.detach(), "p4", relative=True).max() > 1e-3  # and no second warning
