@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -95,10 +96,9 @@ class REViT(nn.Module):
         scheme: dict[str, Any] = {"odd": odd_strides, "filters": filters, "strict": strict}
         widths = [max(1, dims[0] // 2)] * (len(strides) - 1) + [dims[0]]
         self.stem = nn.Sequential(LiftingLayer(group, in_chans, widths[0], stride=strides[0], **scheme))
-        for width, narrower in zip(widths, [*widths[1:], None], strict=True):
-            self.stem.extend([make_norm(norm, width), nn.ReLU(inplace=True)])
-            if narrower is not None:
-                self.stem.append(Downsample(group, width, narrower, **scheme))
+        self.stem.extend([make_norm(norm, widths[0]), nn.ReLU(inplace=True)])
+        for before, after in pairwise(widths):
+            self.stem.extend([Downsample(group, before, after, **scheme), make_norm(norm, after), nn.ReLU(inplace=True)])
 
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths)).tolist())
         drop: dict[str, Any] = {"dropout": drop_rate, "elementwise_dropout": elementwise_dropout}

@@ -24,17 +24,33 @@ from revit.filters import centre_function, check_filters, num_functions
 from revit.groups import Group
 
 
-class _CacheKey(NamedTuple):
-    storage: int
+class _Cache(NamedTuple):
+    """A bank and the weight that it was built from: a copy on the CPU, elsewhere the same storage and its version."""
+
+    bank: Tensor
+    weight: Tensor
     version: int
-    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, weight: nn.Parameter, bank: Tensor) -> _Cache:
+        return cls(bank, weight.detach().clone() if weight.is_cpu else weight.detach(), weight._version)
+
+    def fits(self, weight: nn.Parameter) -> bool:
+        if weight.is_cpu:  # by content: nothing else sees changes made through `weight.data`
+            return self.weight.dtype == weight.dtype and torch.equal(self.weight, weight)
+        same = (self.weight.data_ptr(), self.weight.dtype, self.weight.device) == (
+            weight.data_ptr(),
+            weight.dtype,
+            weight.device,
+        )
+        return same and self.version == weight._version
 
 
 class TurnedFilters(nn.Module):
     """Filters of one family and their bank under a group: the weight of `LiftingConv` and `GroupConv`.
 
     Call it to get the `conv2d` weight [O*G, I(*G), K, K]. While gradients are recorded the bank is built anew at each
-    call; without them it is built once and kept until the weight changes.
+    call (once per optimiser step and micro-batch); without them it is built once and kept until the weight changes.
     """
 
     def __init__(
@@ -54,7 +70,7 @@ class TurnedFilters(nn.Module):
         self.register_buffer("index", turn_index(table, lifting=lifting), persistent=False)
         self.basis: Tensor | None
         self.index: Tensor
-        self._cache: tuple[_CacheKey, Tensor] | None = None
+        self._cache: _Cache | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -79,11 +95,10 @@ class TurnedFilters(nn.Module):
         if torch.is_grad_enabled() and self.weight.requires_grad:
             self._cache = None
             return self._build()
-        key = _CacheKey(self.weight.data_ptr(), self.weight._version, self.weight.dtype)
-        if self._cache is None or self._cache[0] != key:
+        if self._cache is None or not self._cache.fits(self.weight):
             with torch.no_grad():
-                self._cache = key, self._build()
-        return self._cache[1]
+                self._cache = _Cache.of(self.weight, self._build())
+        return self._cache.bank
 
     def _build(self) -> Tensor:
         weight = self.weight.flatten(-2) if len(self.filter_shape) == 2 else self.weight

@@ -214,6 +214,7 @@ def test_the_cached_bank_is_never_stale():
 
     changes = [
         lambda: conv.weight.mul_(2),
+        lambda: conv.weight.data.mul_(2),  # what many moving averages do; no version counter sees it
         lambda: conv.load_state_dict(GroupConv("p4", 2, 2, 3).state_dict()),
         lambda: setattr(conv.filters.weight, "data", torch.randn_like(conv.weight)),
         lambda: torch.optim.SGD(conv.parameters(), lr=1.0).step(),
