@@ -13,6 +13,7 @@ quarter turns. So p4 inside p8 stays exact to the bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +88,7 @@ class TurnTable:
     """[G, G]: g^-1 h."""
 
 
+@lru_cache
 def turn_table(group: Group, kernel_size: int, filters: str) -> TurnTable:
     """The tables of `kernel_bank` for one family of filters (see `revit.filters`), in float64."""
     area = kernel_size**2

@@ -15,6 +15,7 @@ Coordinates are in pixels about the centre of the kernel, x to the right and y u
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -114,6 +115,7 @@ def circular_harmonics(kernel_size: int) -> PlaneFunctions:
     return functions
 
 
+@lru_cache
 def centre_function(filters: str, kernel_size: int) -> int:
     """Which of the P functions sits on the centre pixel of an odd kernel (where a 1x1 filter lives in a KxK one)."""
     if kernel_size % 2 == 0:
@@ -125,6 +127,7 @@ def centre_function(filters: str, kernel_size: int) -> int:
     return kernel_size**2 // 2
 
 
+@lru_cache
 def num_functions(filters: str, kernel_size: int) -> int:
     """P, the number of parameters of one filter."""
     if filters in ("free", "interpolate"):

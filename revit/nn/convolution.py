@@ -86,8 +86,7 @@ class TurnedFilters(nn.Module):
         with torch.no_grad():
             flat = self.weight.view(*self.weight.shape[: -len(self.filter_shape)], self.num_functions)
             flat.zero_()
-            for part in flat[..., centre].chunk(parts):
-                part.copy_(orthogonal_fields(self.group, part.shape))
+            flat[..., centre] = orthogonal_fields(self.group, flat.shape[:-1], parts)
 
     def forward(self) -> Tensor:
         if torch.compiler.is_compiling() or self.weight.is_inference():
@@ -121,27 +120,24 @@ class TurnedFilters(nn.Module):
         return f"{self.filters}, {self.num_functions} functions"
 
 
-def orthogonal_fields(group: Group, shape: torch.Size) -> Tensor:
-    """Random fields [O, I, G] (or lifting, [O, I]) whose bank is a (semi-)orthogonal matrix.
+def orthogonal_fields(group: Group, shape: torch.Size, parts: int = 1) -> Tensor:
+    """Random fields [O, I, G] (or lifting, [O, I]) whose bank is a (semi-)orthogonal matrix, for each of `parts` parts of O.
 
     A random matrix in the group algebra is divided by its own magnitude (polar decomposition), which stays in the
     algebra. The rotations are diagonalised first, so that only small blocks are decomposed.
     """
     if len(shape) == 2:
-        matrix = torch.empty(shape)
-        nn.init.orthogonal_(matrix)
-        return matrix / math.sqrt(group.order)
-    out_fields, in_fields, order = shape
-    rotations, mirrors = group.rotations, order // group.rotations
-    weight = torch.randn(shape, dtype=torch.float64)
+        return _polar(torch.randn(parts, shape[0] // parts, shape[1])).reshape(shape) / math.sqrt(group.order)
+    in_fields, order = shape[1:]
+    out_fields, rotations, mirrors = shape[0] // parts, group.rotations, order // group.rotations
+    weight = torch.randn(parts, out_fields, in_fields, order, dtype=torch.float64)
     # The bank W[o, i, g^-1 h] depends on the difference of its two rotations only: the columns h of rotation 0 hold all of it.
-    column = weight[:, :, group.product[group.inverse][:, ::rotations]]  # [O, I, M*N, M]
-    column = column.view(out_fields, in_fields, mirrors, rotations, mirrors).permute(0, 2, 3, 1, 4)
-    blocks = torch.fft.rfft(column, dim=2).permute(2, 0, 1, 3, 4)  # [N//2+1, O, M, I, M]
-    polar = _polar(blocks.reshape(-1, out_fields * mirrors, in_fields * mirrors))
-    polar = torch.fft.irfft(polar, n=rotations, dim=0).view(rotations, out_fields, mirrors, in_fields, mirrors)
-    rows = polar[-torch.arange(rotations) % rotations, :, 0]  # [N, O, I, M], the row of the identity
-    return rows.permute(1, 2, 3, 0).reshape(shape)
+    column = weight[..., group.product[group.inverse][:, ::rotations]]  # [parts, O, I, M*N, M]
+    column = column.view(parts, out_fields, in_fields, mirrors, rotations, mirrors).permute(4, 0, 1, 3, 2, 5)
+    blocks = torch.fft.rfft(column, dim=0)  # [N//2+1, parts, O, M, I, M]
+    polar = _polar(blocks.reshape(-1, out_fields * mirrors, in_fields * mirrors)).view(blocks.shape)
+    rows = torch.fft.irfft(polar, n=rotations, dim=0)[-torch.arange(rotations) % rotations, :, :, 0]  # [N, parts, O, I, M]
+    return rows.permute(1, 2, 3, 4, 0).reshape(shape)  # the row of the identity
 
 
 def _polar(matrices: Tensor) -> Tensor:
