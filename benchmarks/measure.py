@@ -1,0 +1,151 @@
+"""How things are measured: interleaved timing, peak memory, fresh processes, and what the machine was."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+THREADS = 2
+QUIET, PATIENCE = 0.15, 10.0  # below this share of the processors others are quiet; seconds to wait for that
+HERE = Path(__file__).parent
+STATUS, CLEAR_REFS, STAT, CPU_INFO = (Path("/proc") / p for p in ("self/status", "self/clear_refs", "stat", "cpuinfo"))
+
+Task = Callable[[], object]
+
+
+def timed(task: Task) -> float:
+    start = time.perf_counter()
+    task()
+    return time.perf_counter() - start
+
+
+def interleave(tasks: Mapping[str, Task], *, rounds: int, warmup: int = 2) -> dict[str, list[float]]:
+    """Seconds of each task in each round. All tasks run in every round, in an order drawn anew, so that a disturbance
+    of the machine meets all of them alike."""
+    order, shuffle = list(tasks), random.Random(0).shuffle
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for number in range(-warmup, rounds):
+        wait_for_quiet()
+        shuffle(order)
+        for name in order:
+            gc.collect()
+            taken = timed(tasks[name])
+            if number >= 0:
+                seconds[name].append(taken)
+    return seconds
+
+
+def median_ratio(above: list[float], below: list[float]) -> float:
+    """Median over the rounds of `above / below`."""
+    return median(a / b for a, b in zip(above, below, strict=True))
+
+
+def peak_memory(task: Task) -> int:
+    """Bytes by which the resident size of this process rises at most above its present value while the task runs."""
+    gc.collect()
+    try:
+        CLEAR_REFS.write_text("5")  # the high-water mark falls to the present resident size
+    except OSError:
+        before = _max_resident()
+        task()
+        return _max_resident() - before
+    before = _status("VmRSS")
+    task()
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{key}:"))
+    return 1024 * int(line.split()[1])
+
+
+def _max_resident() -> int:
+    """The high-water mark where it cannot be reset: an increase is missed if an earlier one was higher."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def in_fresh_process(*arguments: str) -> dict[str, Any]:
+    """What `probes.py` prints when called with these arguments."""
+    run = subprocess.run([sys.executable, str(HERE / "probes.py"), *arguments], capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(f"probes.py {' '.join(arguments)} failed:\n{run.stderr}")
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+class Disturbance:
+    """The share of the processor time that went to others (other processes, other machines on the host) since the start."""
+
+    def __init__(self) -> None:
+        self.start = self._now()
+
+    def share(self) -> float | None:
+        if self.start is None:
+            return None
+        clock, busy, own = (now - then for now, then in zip(self._now() or self.start, self.start, strict=True))
+        return max(0.0, busy - own) / (clock * (os.cpu_count() or 1))
+
+    def _now(self) -> tuple[float, float, float] | None:
+        """Seconds: clock, busy processors, this process and its finished children."""
+        if not STAT.exists():
+            return None
+        user, nice, system, _, _, irq, softirq, steal = map(int, STAT.read_text().split()[1:9])
+        busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), busy, sum(os.times()[:4])
+
+
+def wait_for_quiet() -> None:
+    """Small parallel operations take many times longer beside a busy neighbour: wait for a pause, but not for ever."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        disturbance = Disturbance()
+        time.sleep(0.2)
+        if (disturbance.share() or 0.0) < QUIET:
+            return
+
+
+def machine() -> dict[str, Any]:
+    names = [line.split(":", 1)[1].strip() for line in _lines(CPU_INFO) if line.startswith("model name")]
+    cpu = names[0] if names else platform.processor() or platform.machine()
+    return {"cpu": cpu, "cores": os.cpu_count(), "threads": THREADS, "system": platform.system()}
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version(), "torch": torch.__version__}
+    for name, package in (("escnn", "escnn"), ("revit", "revit-torch")):
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def commit() -> dict[str, Any]:
+    """The commit, and whether files of the library differ from it."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(HERE.parent), *arguments], capture_output=True, text=True)
+
+    try:
+        head = git("rev-parse", "HEAD")
+        changed = git("diff", "--quiet", "HEAD", "--", "revit")
+    except FileNotFoundError:
+        return {"commit": None, "library_changed": None}
+    return {"commit": head.stdout.strip() or None, "library_changed": None if head.returncode else bool(changed.returncode)}

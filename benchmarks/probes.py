@@ -1,0 +1,54 @@
+"""What has to be measured in a process of its own: first constructions and peak memory. Called by `run.py`, prints JSON.
+
+python benchmarks/probes.py model dense p4
+python benchmarks/probes.py joint 32
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from contestants import builder, step_task
+from measure import THREADS, peak_memory, timed, wait_for_quiet
+
+import revit
+
+JOINT_BATCH, JOINT_FIELDS, JOINT_HEADS, JOINT_ORDER = 2, 16, 2, 4
+
+
+def probe_model(name: str, group: str) -> dict[str, float]:
+    """Seconds of the first construction, and bytes of a training step."""
+    build = builder(name, group)
+    built = []
+    wait_for_quiet()
+    seconds = timed(lambda: built.append(build()))
+    model = built[0].train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step_task(model, optimizer, batch=2)()  # loads libraries, starts threads, makes the optimizer's state
+    parameters = sum(p.numel() for p in model.parameters())
+    return {"construction": seconds, "peak memory": peak_memory(step_task(model, optimizer)), "parameters": parameters}
+
+
+def probe_joint(size: int) -> dict[str, float]:
+    """Bytes of forward and backward of joint attention on a map of `size` x `size`, and of its matrix of scores."""
+    layer = revit.nn.GroupConvAttention(
+        "p4", JOINT_FIELDS, JOINT_HEADS, kernel_size=3, attention="joint", neighbourhood="global"
+    )
+
+    def run(size: int) -> None:
+        x = torch.randn(JOINT_BATCH, JOINT_FIELDS, JOINT_ORDER, size, size, requires_grad=True)
+        layer(x).square().mean().backward()
+
+    run(8)
+    tokens = JOINT_ORDER * size**2
+    matrix = JOINT_BATCH * JOINT_HEADS * tokens**2 * 4  # float32, one copy
+    return {"tokens": JOINT_BATCH * tokens, "peak memory": peak_memory(lambda: run(size)), "matrix": matrix}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    kind, *rest = sys.argv[1:]
+    print(json.dumps(probe_model(*rest) if kind == "model" else probe_joint(int(rest[0]))))

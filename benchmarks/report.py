@@ -1,0 +1,87 @@
+"""What is printed and drawn: targets with their verdicts, aligned tables, one plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SIGNS = {">=": float.__ge__, "<=": float.__le__, "<": float.__lt__, "==": float.__eq__}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A measured value and the bound it should keep; the value is None if it could not be obtained."""
+
+    name: str
+    value: float | None
+    sign: str
+    bound: float
+    unit: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.value is not None and SIGNS[self.sign](float(self.value), float(self.bound))
+
+    @property
+    def verdict(self) -> str:
+        return "ok" if self.met else "MISSED" if self.value is not None else "not obtained"
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.bound:g}{self.unit} {self.verdict}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, two spaces apart."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def human_seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
+
+
+def human_bytes(size: float) -> str:
+    return f"{size / 2**20:,.0f} MiB"
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Least squares slope of log y against log x."""
+    log_x, log_y = [math.log(x) for x in xs], [math.log(y) for y in ys]
+    mean_x, mean_y = sum(log_x) / len(xs), sum(log_y) / len(ys)
+    products = sum((x - mean_x) * (y - mean_y) for x, y in zip(log_x, log_y, strict=True))
+    return products / sum((x - mean_x) ** 2 for x in log_x)
+
+
+def plot_joint_memory(tokens: Sequence[int], measured: Sequence[float], matrix: Sequence[float], path: Path) -> bool:
+    """Draws memory against tokens on logarithmic axes; False without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter
+
+    figure, axes = plt.subplots(figsize=(5.6, 4), layout="constrained")
+    # Blue and vermillion of Okabe and Ito, and other markers and lines, for readers who see few colours or none.
+    series = (
+        ("token-by-token matrix alone", matrix, "#D55E00", "s--"),
+        ("measured peak, forward + backward", measured, "#0072B2", "o-"),
+    )
+    for label, values, colour, style in series:
+        axes.loglog(tokens, [value / 2**20 for value in values], style, color=colour, label=label)
+    axes.set_xticks(tokens, [f"{count:,}" for count in tokens])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel="tokens in the batch", ylabel="memory [MiB]", title="Joint attention, global, p4, 16 fields, 2 heads")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    plt.close(figure)
+    return True
