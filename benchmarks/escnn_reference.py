@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import escnn
 import escnn.group._numerical
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revit.groups import Group
 
-_randomized_svd = escnn.group._numerical.randomized_svd
-# Newer scikit-learn refuses the np.matrix that escnn 1.0.11 passes when it solves for the mirrors' basis.
-escnn.group._numerical.randomized_svd = lambda matrix, **options: _randomized_svd(np.asarray(matrix), **options)
+# Where scikit-learn is installed, its newer releases refuse the np.matrix that escnn 1.0.11 hands them: let escnn use numpy.
+escnn.group._numerical.randomized_svd = None
 
 
 def gspace_of(group: Group | str) -> escnn.gspaces.GSpace:
