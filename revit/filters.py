@@ -63,7 +63,7 @@ def gaussians(kernel_size: int) -> PlaneFunctions:
     """A Gaussian for each pixel of the kernel's disc, tapered to zero just outside the kernel.
 
     Without the taper a square kernel cuts a turned Gaussian differently in its corners than on its sides, which triples
-    the error at 45 degrees (measured: 0.13 instead of 0.04 for 5 x 5).
+    the error at 45 degrees.
     """
     centres = kernel_grid(kernel_size).flatten(0, 1)  # [K*K, 2]
     centres = centres[centres.norm(dim=1) <= kernel_size / 2]  # [P, 2]

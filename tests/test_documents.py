@@ -74,3 +74,13 @@ def test_demo_prints_the_audit_and_draws(tmp_path):
 def test_demo_refuses_bad_input_in_one_line(arguments):
     result = run_example(*arguments)
     assert result.returncode == 2 and result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("table", ["speed", "filters"])
+def test_tables_are_made_from_the_result_files(table):
+    """`python benchmarks/tables.py` writes them; a number that no result file backs fails here."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from tables import updated
+
+    path, text = updated(table)
+    assert path.read_text() == text, "stale: run python benchmarks/tables.py"

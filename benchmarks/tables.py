@@ -1,0 +1,83 @@
+"""Writes the tables of the documents from the result files: nobody types a number.
+
+python benchmarks/tables.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def source(report: dict[str, Any]) -> str:
+    return f"`{report['command']}`, commit {report['commit'][:7]}, torch {report['versions']['torch']}, {report['date'][:10]}"
+
+
+def speed_table(report: dict[str, Any]) -> str:
+    """Ratios to the reference; times as "times faster", memory as a share."""
+    rows = []
+    for group, found in report["side_by_side"]["groups"].items():
+        dense, separable, same = (found["ratios"][name] for name in ("dense", "separable", "same dropout"))
+        times = [f"{r:.1f}x" for r in (dense["construction"], dense["forward"], dense["step"], same["step"], separable["step"])]
+        rows.append([group, *times, f"{dense['peak memory']:.2f}", f"{same['peak memory']:.2f}"])
+    header = [
+        "group",
+        "construction",
+        "forward",
+        "step",
+        "step, its dropout",
+        "step, separable",
+        "memory",
+        "memory, its dropout",
+    ]
+    return f"{markdown(header, rows)}\n\n{source(report)}"
+
+
+def filter_table(report: dict[str, Any]) -> str:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in report["rows"]:
+        rows.setdefault(row["filters"], []).append(row)
+    lines = [
+        [
+            f"`{name}`",
+            *(f"{r['blur 1']:.3f} ({r['blur 2']:.3f})" for r in cells),
+            ", ".join(str(r["parameters"]) for r in cells),
+        ]
+        for name, cells in rows.items()
+    ]
+    header = ["filters", "3 x 3", "5 x 5", "7 x 7", "parameters of a 3, 5, 7 filter"]
+    return f"{markdown(header, lines)}\n\n{source(report)}"
+
+
+TABLES: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
+    "speed": ("README.md", "latest.json", speed_table),
+    "filters": ("docs/conventions.md", "filter_error.json", filter_table),
+}
+
+
+def updated(name: str) -> tuple[Path, str]:
+    """The document of a table, and its text with the table made anew."""
+    document, result, make = TABLES[name]
+    text = (ROOT / document).read_text()
+    made = make(json.loads((RESULTS / result).read_text()))
+    pattern = rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)"
+    if not re.search(pattern, text, flags=re.DOTALL):
+        raise SystemExit(f"{document} has no place for the table {name!r}")
+    return ROOT / document, re.sub(pattern, lambda match: match[1] + made + match[2], text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    for table in TABLES:
+        path, text = updated(table)
+        path.write_text(text)
