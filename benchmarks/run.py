@@ -20,7 +20,7 @@ from measure import HERE, THREADS, Disturbance, commit, in_fresh_process, interl
 from report import Target, human_bytes, human_seconds, plot_joint_memory, slope, table
 from torch import nn
 
-from revit.nn.convolution import TurnedFilters
+from revit.nn.filter_bank import TurnedFilters
 
 CONTESTANTS = (REFERENCE, *OURS)
 MEASURES = ("construction", "forward", "step", "peak memory")

@@ -22,7 +22,7 @@ from revit.models.input_size import check_images, trace_sizes
 from revit.models.registry import register_model
 from revit.nn.attention import ConvProjection, GroupConvAttention
 from revit.nn.block import GroupMLP, TransformerBlock, run_checkpointed
-from revit.nn.convolution import TurnedFilters
+from revit.nn.filter_bank import TurnedFilters
 from revit.nn.head import InvariantHead
 from revit.nn.normalization import make_norm
 from revit.nn.pooling import Downsample, LiftingLayer

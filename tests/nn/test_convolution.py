@@ -11,7 +11,7 @@ from revit.equivariance import equivariance_error
 from revit.exactness import EquivarianceError, Sampling
 from revit.groups import Group
 from revit.nn import GroupConv, GroupLinear, LiftingConv
-from revit.nn.convolution import orthogonal_fields
+from revit.nn.filter_bank import orthogonal_fields
 from tests.conftest import EXACT_GROUPS
 
 
