@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 help:
 	@echo "make demo   see features turn with a digit: installs, prints the audit of a model, writes figures to demo/"
 	@echo "make test   all checks: lint, types, tests"
-	@echo "make test-slow  exactness of the largest models as well (half an hour, 16 GB)"
+	@echo "make test-slow  exactness of the largest models as well (ten minutes, 16 GB)"
 	@echo "make check  lint and types only"
 	@echo "make bench  speed and memory side by side with escnn (compiles it: needs a Fortran compiler)"
 	@echo "make clean  remove what these commands made"
