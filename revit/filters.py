@@ -62,8 +62,8 @@ def plane_functions(filters: str, kernel_size: int) -> PlaneFunctions:
 def gaussians(kernel_size: int) -> PlaneFunctions:
     """A Gaussian for each pixel of the kernel's disc, tapered to zero just outside the kernel.
 
-    Without the taper a square kernel cuts a turned Gaussian differently in its corners than on its sides, which triples
-    the error at 45 degrees.
+    Without the taper a square kernel cuts a turned Gaussian differently in its corners than on its sides, and the filter is
+    no longer the same one after a turn by 45 degrees.
     """
     centres = kernel_grid(kernel_size).flatten(0, 1)  # [K*K, 2]
     centres = centres[centres.norm(dim=1) <= kernel_size / 2]  # [P, 2]

@@ -109,12 +109,8 @@ def test_transform_knows_what_turns():
 
 
 def test_an_output_of_another_shape_is_named():
-    def crop(x):
-        return x[..., : x.shape[-2] // 2, :]
-
     with pytest.raises(ValueError, match=r"under 90° the output has shape \[1, 1, 4, 6\], expected \[1, 1, 6, 4\]"):
         equivariance_error(lambda x: x[..., :4, :], torch.zeros(1, 1, 6, 6), "p4")
-    assert crop(torch.zeros(1, 1, 6, 6)).shape[-2] == 3
 
 
 def test_prediction_consistency():

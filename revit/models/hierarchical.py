@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from revit.models.registry import register_model
-from revit.models.revit import PAPER, REViT
+from revit.models.revit import PAPER, REViT, positive
 
 _STEM: dict[str, Any] = {"stride": (2, 2), "kernel_size": 3, "neighbourhood": "window", "window_size": 7}
 _SIZES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -24,7 +24,7 @@ def _build(size: str, *variants: dict[str, Any], **overrides: Any) -> REViT:
     options: dict[str, Any] = {**_SIZES[size]}
     for variant in (*variants, _STEM, overrides):
         options.update(variant)
-    options.setdefault("head_hidden", max(256, options["dims"][-1] // 2))
+    options.setdefault("head_hidden", max(256, positive("dims", options["dims"])[-1] // 2))
     return REViT(**options)
 
 

@@ -82,7 +82,7 @@ class REViT(nn.Module):
         super().__init__()
         self.group = group = Group.parse(group)
         dims, depths, heads = _per_stage(dims=dims, depths=depths, num_heads=num_heads)
-        strides = _positive("stride", stride)
+        strides = positive("stride", stride)
         if any(step != 2 for step in strides[1:]):
             raise ValueError(f"the layers of a stem after the first have stride 2, got stride={strides}")
         if init not in INITS:
@@ -218,7 +218,7 @@ class REViT(nn.Module):
         self.head = nn.Identity()
 
 
-def _positive(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
+def positive(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     if not values or any(not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in values):
         raise ValueError(f"{name} must be whole numbers >= 1, got {value!r}")
@@ -226,7 +226,7 @@ def _positive(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _per_stage(**options: int | Sequence[int]) -> list[tuple[int, ...]]:
-    values = {name: _positive(name, value) for name, value in options.items()}
+    values = {name: positive(name, value) for name, value in options.items()}
     if len({len(value) for value in values.values()}) != 1:
         raise ValueError(f"the same number of stages is needed in {', '.join(f'{n}={v}' for n, v in values.items())}")
     return list(values.values())
@@ -267,7 +267,7 @@ def revit_base(**overrides: Any) -> REViT:
 
 
 def _paper_flat(**options: Any) -> REViT:
-    return REViT(**{**PAPER_FLAT, "head_hidden": options["dims"] // 2, **options})
+    return REViT(**{**PAPER_FLAT, "head_hidden": max(1, positive("dims", options["dims"])[-1] // 2), **options})
 
 
 @register_model
