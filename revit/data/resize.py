@@ -1,0 +1,28 @@
+"""Cutting and resizing one image. Bilinear with antialiasing, which commutes with turning: sampling points lie symmetrically."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from revit.data.spec import Crop, Pixels
+
+
+def crop_and_resize(image: Pixels, size: tuple[int, int], crop: Crop | None = None) -> Pixels:
+    """[C, h, w] -> [C, H, W]: the part that the crop names, or the centre of the largest H : W rectangle, resized."""
+    height, width = image.shape[-2:]
+    if crop is not None:
+        top, left, tall, wide = crop.box(height, width)
+    else:
+        tall = min(height, max(1, round(width * size[0] / size[1])))
+        wide = min(width, max(1, round(height * size[1] / size[0])))
+        top, left = (height - tall) // 2, (width - wide) // 2
+    image = image[:, top : top + tall, left : left + wide]
+    if (tall, wide) == size:
+        return image
+    pixels = torch.from_numpy(np.ascontiguousarray(image))[None].float()
+    resized = F.interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)[0]
+    if image.dtype == np.uint8:
+        return resized.round_().clamp_(0, 255).to(torch.uint8).numpy()
+    return resized.numpy()
