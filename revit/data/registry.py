@@ -47,5 +47,7 @@ def data_root(options: DataOptions) -> Path:
         raise DataError(f"{options.name} needs its folder: give --data-root DIR or set REVIT_DATA")
     root = Path(options.root).expanduser()
     if not root.is_dir():
-        raise DataError(f"{root}: {'not a folder' if root.exists() else 'no such folder'}; --data-root names the folder of {options.name}")
+        raise DataError(
+            f"{root}: {'not a folder' if root.exists() else 'no such folder'}; --data-root names the folder of {options.name}"
+        )
     return root

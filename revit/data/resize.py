@@ -1,4 +1,4 @@
-"""Cutting and resizing one image. Bilinear with antialiasing, which commutes with turning: sampling points lie symmetrically."""
+"""Cutting and resizing one image: bilinear with antialiasing, whose sampling points lie symmetrically, as turning needs."""
 
 from __future__ import annotations
 

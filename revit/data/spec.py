@@ -131,7 +131,7 @@ class DataOptions:
         name: Dataset: rotmnist5k, rotmnist, cifar10, pcam, arrays, folder or imagenet.
         root: Folder with the data (also --data-root, or the variable REVIT_DATA).
         file: One file below the root instead of the usual names: an .npz archive, or the CSV manifest of a folder.
-        size: Side of the square that images of a folder are resized to (default: their own size if it is one size, at most 224).
+        size: Side of the square that images of a folder are resized to (default: their own size, if all have one, up to 224).
         val_fraction: Share of the training images held out for model selection where the data has no such part.
         test_fraction: Share held out for the test where the data has no such part.
         split_seed: Seed of these splits.
@@ -167,7 +167,9 @@ class DataOptions:
             raise DataError(f"workers must be 0 or more, got {self.workers}")
 
 
-def stratified_split(labels: Sequence[int] | NDArray[np.int64], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def stratified_split(
+    labels: Sequence[int] | NDArray[np.int64], fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Indices (kept, held out): of every class the same fraction is held out, at least one image if the class has two."""
     labels = np.asarray(labels, dtype=np.int64)
     generator = np.random.Generator(np.random.PCG64(seed))

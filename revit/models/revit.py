@@ -88,7 +88,7 @@ class REViT(nn.Module):
         if init not in INITS:
             raise ValueError(f"unknown init {init!r}; choose {', '.join(INITS)}")
         self.in_chans, self.num_features = in_chans, dims[-1]
-        self.head_hidden, self.drop_rate = head_hidden or 4 * dims[-1], drop_rate
+        self.head_hidden, self.drop_rate, self.norm = head_hidden or 4 * dims[-1], drop_rate, norm
         self.grad_checkpointing = False
         self.reductions = [math.prod(strides) * 2**i for i in range(len(dims))]
         self.min_input_size = 2 * self.reductions[0]
@@ -118,7 +118,7 @@ class REViT(nn.Module):
                 blocks.append(TransformerBlock(dim, attn, mlp, norm=norm, drop_path=next(rates)))
             self.stages.append(Stage(down, blocks))
 
-        self.head: nn.Module = InvariantHead(dims[-1], num_classes, hidden=self.head_hidden, dropout=drop_rate)
+        self.head: nn.Module = InvariantHead(dims[-1], num_classes, hidden=self.head_hidden, dropout=drop_rate, norm=norm)
         if init == "released":
             self._init_as_released()
 
@@ -187,7 +187,7 @@ class REViT(nn.Module):
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh head for another number of classes; 0 makes the model return its invariant features [B, C]."""
         like = next(self.stem.parameters())
-        head = InvariantHead(self.num_features, num_classes, hidden=self.head_hidden, dropout=self.drop_rate)
+        head = InvariantHead(self.num_features, num_classes, hidden=self.head_hidden, dropout=self.drop_rate, norm=self.norm)
         self.head = head.to(device=like.device, dtype=like.dtype).train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -1,0 +1,87 @@
+"""Reading the command line: one clear line for what is wrong, and the nearest names that exist."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser, Namespace
+
+from revit.data.augment import AugmentOptions
+from revit.data.spec import DataOptions
+from revit.training.recipe import ModelOptions, Recipe, RecipeError, TrainOptions, read_recipe
+
+SECTIONS = {"model": ModelOptions, "data": DataOptions, "augment": AugmentOptions, "train": TrainOptions}
+
+
+class UsageError(ValueError):
+    """A command line that cannot be understood."""
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors are exceptions with one line, and which suggests options."""
+
+    def __init__(self, command: str, usage: str, description: str) -> None:
+        super().__init__(
+            prog=f"revit {command}", usage=f"revit {command} {usage}", description=description, allow_abbrev=False, default_env=False
+        )
+        self.command = command
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        unknown = re.search(r"unrecognized arguments: (\S+)", message)
+        if unknown:
+            message = self._unknown(unknown[1])
+        bad = re.search(r'Parser key "([\w.]+)":\s*(.*)', message, flags=re.S)
+        if bad:
+            message = f"--{bad[1]}: {_plain(bad[2])}"
+        hint = "" if unknown else f" (`revit {self.command} --help` explains)"
+        raise UsageError(" ".join(message.split()) + hint)
+
+    def _unknown(self, option: str) -> str:
+        name = option.split("=")[0]
+        options = [text for action in self._actions for text in action.option_strings if text.startswith("--")]
+        # A forgotten section is the usual slip: --epochs for --train.epochs.
+        short = [text for text in options if text.split(".")[-1] == name.lstrip("-")]
+        near = short or difflib.get_close_matches(name, options, n=3, cutoff=0.6)
+        return f"unknown option {name}; " + (f"did you mean {', '.join(near)}?" if near else f"see `revit {self.command} --help`")
+
+    def add_recipe_options(self) -> None:
+        """Every option of every section, as --section.option."""
+        for name, section in SECTIONS.items():
+            self.add_class_arguments(section, name)
+        for action in self._actions:
+            if action.option_strings and action.option_strings[0].removeprefix("--") in SECTIONS:
+                action.help = argparse.SUPPRESS
+
+    def read_recipe_options(self, name: str, words: list[str]) -> tuple[Namespace, Recipe]:
+        """The recipe, with what the command line changes of it."""
+        values = read_recipe(name)
+        known = {action.dest for action in self._actions}
+        flat = {f"{section}.{option}": value for section, options in values.items() for option, value in options.items()}
+        for option in flat:
+            if option not in known:
+                near = difflib.get_close_matches(option, known, n=1) or [f"revit {self.command} --help"]
+                raise RecipeError(f"recipe {name}: unknown option {option}; did you mean {near[0]}?")
+        try:
+            self.parse_object({"recipe": name, **values})
+        except UsageError as error:
+            raise RecipeError(f"recipe {name}: {error}") from error
+        self.set_defaults(flat)
+        options = self.parse_args(words)
+        return options, Recipe(**{section: kind(**vars(options[section])) for section, kind in SECTIONS.items()})
+
+
+def _plain(text: str) -> str:
+    """A type error in the words of a user."""
+    expected = re.search(r"Expected an? <class '(\w+)'>", text)
+    got = re.search(r"Got value: (\S+)", text)
+    if expected and got:
+        return f"expected {_TYPES.get(expected[1], expected[1])}, got {got[1]!r}"
+    if got:
+        return f"got {got[1]!r}, which is of none of the types that it takes"
+    return text
+
+
+_TYPES: dict[Any, str] = {"int": "a whole number", "float": "a number", "bool": "true or false"}

@@ -1,0 +1,225 @@
+"""Batches in an order that is a pure function of (seed, epoch), shared out over processes and read ahead by workers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from revit.data.augment import AugmentOptions, augment, crops, mix, partners
+from revit.data.randomness import permutation
+from revit.data.spec import BadImage, Crop, DataError, DataSpec, Images, Pixels
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of each batch that this process has: process `rank` of `world`."""
+
+    rank: int = 0
+    world: int = 1
+
+    def of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.array_split(samples, self.world)[self.rank]
+
+
+@dataclass
+class Batch:
+    """Images as they were read, before they go to the device."""
+
+    images: Tensor  # [B, C, H, W], uint8 or float32
+    labels: Tensor  # [B]
+    samples: NDArray[np.int64]  # [B], numbers in the split
+    planned: int  # images that all processes together should have had, bad ones included
+    other: Tensor | None = None  # what each image is mixed with
+    other_labels: Tensor | None = None
+    bad: list[tuple[str, str]] = field(default_factory=list)  # names and reasons of images that were skipped
+    error: str | None = None  # of an image that cannot be read, when that stops the run
+
+
+def epoch_batches(length: int, batch_size: int, *order: int | str) -> list[NDArray[np.int64]]:
+    """All samples in the random order of this purpose, in batches of nearly equal size: none is tiny, none is lost."""
+    return np.array_split(permutation(length, *order), max(1, -(-length // batch_size)))
+
+
+class TrainLoader:
+    """The training images, epoch by epoch. `batches(epoch, start)` begins anywhere and gives what the whole epoch gives there.
+
+    `batch_size` counts the images of one optimiser step over all processes. Each step's batch is read in `parts` pieces, for
+    gradient accumulation.
+    """
+
+    def __init__(
+        self, images: Images, spec: DataSpec, *, batch_size: int, seed: int, augment: AugmentOptions | None = None,
+        share: Share | None = None, parts: int = 1, workers: int = 0, on_bad: str = "stop",
+    ) -> None:  # fmt: skip
+        self.images, self.spec, self.seed, self.share, self.parts = images, spec, seed, share or Share(), parts
+        self.augment_options = augment or AugmentOptions()
+        self.batch_size, self.workers, self.on_bad = min(batch_size, len(images)), workers, on_bad
+        pieces = self.share.world * parts
+        if len(images) // self.steps < pieces:
+            raise DataError(
+                f"{len(images)} training images in batches of {batch_size} cannot be shared by {self.share.world} processes"
+                f" in {parts} parts each; raise the batch size or lower the others"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps in an epoch."""
+        return max(1, -(-len(self.images) // self.batch_size))
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
+        """The batches of an epoch from step `start` on, each as the list of its parts."""
+        plan = []
+        for step in epoch_batches(len(self.images), self.batch_size, self.seed, epoch, "order")[start:]:
+            plan += [(part, len(step)) for part in np.array_split(self.share.of(step), self.parts)]
+        reader = _Reader(self.images, plan, self.augment_options, self.seed, epoch, self.on_bad)
+        loader = iter(_torch_loader(reader, self.workers))
+        for _ in range(len(plan) // self.parts):
+            yield [_checked(next(loader)) for _ in range(self.parts)]
+
+    def prepare(self, batch: Batch, epoch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Normalised, augmented images [B, C, H, W] and targets [B, K] on the device."""
+        options, samples, seed = self.augment_options, batch.samples, self.seed
+        images = augment(scaled(batch.images, device, dtype), options, samples, seed, epoch)
+        targets = torch.nn.functional.one_hot(batch.labels.to(device), self.spec.num_classes).to(dtype)
+        if batch.other is not None and batch.other_labels is not None:
+            other = augment(scaled(batch.other, device, dtype), options, samples, seed, epoch)
+            other_targets = torch.nn.functional.one_hot(batch.other_labels.to(device), self.spec.num_classes).to(dtype)
+            images, targets = mix(images, other, targets, other_targets, options, samples, seed, epoch)
+        return normalised(images, self.spec), targets
+
+
+class EvalLoader:
+    """The images of a split in their order, each in one process only, not augmented."""
+
+    def __init__(
+        self,
+        images: Images,
+        spec: DataSpec,
+        *,
+        batch_size: int,
+        share: Share | None = None,
+        workers: int = 0,
+        on_bad: str = "stop",
+    ) -> None:
+        self.images, self.spec, self.share = images, spec, share or Share()
+        self.batch_size, self.workers, self.on_bad = batch_size, workers, on_bad
+
+    def __iter__(self) -> Iterator[Batch]:
+        mine = self.share.of(np.arange(len(self.images)))
+        plan = [(mine[i : i + self.batch_size], self.batch_size) for i in range(0, len(mine), self.batch_size)]
+        reader = _Reader(self.images, plan, AugmentOptions(), 0, 0, self.on_bad)
+        return (_checked(batch) for batch in _torch_loader(reader, self.workers))
+
+    def prepare(self, batch: Batch, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return normalised(scaled(batch.images, device, dtype), self.spec)
+
+
+def scaled(images: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Pixels on the device, between 0 and 1."""
+    moved = images.to(device, non_blocking=True)
+    return moved.to(dtype) / 255 if images.dtype == torch.uint8 else moved.to(dtype)
+
+
+def normalised(images: Tensor, spec: DataSpec) -> Tensor:
+    """Each channel with the mean 0 and the deviation 1 of the training images."""
+    mean = torch.tensor(spec.mean, device=images.device, dtype=images.dtype)[:, None, None]
+    std = torch.tensor(spec.std, device=images.device, dtype=images.dtype)[:, None, None]
+    return (images - mean) / std
+
+
+class _Reader(TorchDataset[Batch]):
+    """Reads whole batches of a plan, so that a worker's unit of work is a batch."""
+
+    def __init__(
+        self,
+        images: Images,
+        plan: list[tuple[NDArray[np.int64], int]],
+        options: AugmentOptions,
+        seed: int,
+        epoch: int,
+        on_bad: str,
+    ) -> None:
+        self.images, self.plan, self.options = images, plan, options
+        self.seed, self.epoch, self.on_bad = seed, epoch, on_bad
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, index: int) -> Batch:
+        samples, planned = self.plan[index]
+        boxes = crops(self.options, samples, self.seed, self.epoch)
+        bad: list[tuple[str, str]] = []
+        try:
+            pixels, kept = self._read(samples, boxes, bad)
+            batch = Batch(_stack(pixels), self._labels(samples[kept]), samples[kept], planned, bad=bad)
+            if self.options.mixes:
+                others = partners(batch.samples, len(self.images), self.seed, self.epoch)
+                batch.other, batch.other_labels = self._partners(batch, others, boxes and [boxes[i] for i in kept], bad)
+        except DataError as error:  # a worker's exception would arrive with its traceback as text; an error travels as a value
+            return Batch(torch.empty(0), torch.empty(0), samples, planned, error=str(error))
+        return batch
+
+    def _read(
+        self, samples: NDArray[np.int64], boxes: list[Crop] | None, bad: list[tuple[str, str]]
+    ) -> tuple[Pixels | list[Pixels], list[int]]:
+        """Images, and which of the samples they are."""
+        read_many = getattr(self.images, "read_many", None)
+        if read_many is not None and boxes is None:
+            return read_many(samples), list(range(len(samples)))
+        pixels, kept = [], []
+        for i, sample in enumerate(samples):
+            try:
+                pixels.append(self.images.read(int(sample), boxes[i] if boxes else None))
+                kept.append(i)
+            except BadImage as error:
+                if self.on_bad == "stop":
+                    raise
+                bad.append((self.images.name(int(sample)), str(error)))
+        if not kept:
+            raise DataError(f"none of the {len(samples)} images of a batch can be read; the first: {bad[0][1]}")
+        return pixels, kept
+
+    def _partners(
+        self, batch: Batch, others: NDArray[np.int64], boxes: list[Crop] | None, bad: list[tuple[str, str]]
+    ) -> tuple[Tensor, Tensor]:
+        """The images to mix with; an image whose partner is bad stays alone."""
+        pixels, kept = self._read(others, boxes, bad)
+        if len(kept) == len(others):
+            return _stack(pixels), self._labels(others)
+        images, labels = batch.images.clone(), batch.labels.clone()
+        images[kept], labels[kept] = _stack(pixels), self._labels(others[kept])
+        return images, labels
+
+    def _labels(self, samples: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(self.images.labels[samples])
+
+
+def _stack(pixels: Pixels | list[Pixels]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(np.stack(pixels) if isinstance(pixels, list) else pixels))
+
+
+def _checked(batch: Batch) -> Batch:
+    if batch.error is not None:
+        raise DataError(batch.error)
+    return batch
+
+
+def _torch_loader(reader: _Reader, workers: int) -> DataLoader[Batch]:
+    return DataLoader(
+        reader, batch_size=None, shuffle=False, num_workers=workers, worker_init_fn=_quiet_worker if workers else None,
+        prefetch_factor=4 if workers else None,
+    )  # fmt: skip
+
+
+def _quiet_worker(_: int) -> None:
+    """Ctrl-C reaches every process of a terminal; only the training process answers it. One thread a worker is enough."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)

@@ -1,0 +1,231 @@
+"""The training loop. It is given a model and loaders; it never builds a model or opens a dataset.
+
+Everything random is a function of (seed, epoch, step or sample), so a run that was interrupted anywhere and resumed ends with
+the same weights, bit for bit, as one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from revit.data.loader import Batch, EvalLoader, TrainLoader
+from revit.data.randomness import key
+from revit.evaluation.collect import collect_logits
+from revit.training.averaging import AveragedModel
+from revit.training.checkpoint import read_latest, write_checkpoint
+from revit.training.interrupt import Interrupted, StopRequest
+from revit.training.optimizer import load_optimizer, make_optimizer, optimizer_tensors
+from revit.training.progress import Progress, Watcher
+from revit.training.recipe import TrainOptions
+from revit.training.run_folder import RunFolder
+from revit.training.schedule import learning_rate, momentum
+
+RAW = "raw/"  # the weights themselves, where `model.safetensors` holds their average
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on. The message says where it stopped and what is kept."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimiser step showed, over all processes."""
+
+    loss: float  # sum over the images
+    correct: int
+    images: int
+    stop: bool  # some process was asked to
+
+
+class Training:
+    """One run: `run()` trains what is left of it and returns its progress.
+
+    `config` is kept with the weights: what it takes to build the model and to read images for it. In a run of several processes
+    each has its own `Training`, with loaders that read its share; the first one writes the files.
+    """
+
+    def __init__(
+        self, model: nn.Module, train_loader: TrainLoader, val_loader: EvalLoader, options: TrainOptions, *,
+        config: dict[str, Any], folder: RunFolder, accelerator: Accelerator, watchers: list[Watcher], stop: StopRequest,
+    ) -> None:  # fmt: skip
+        self.train_loader, self.val_loader, self.options = train_loader, val_loader, options
+        self.config, self.folder, self.accelerator, self.watchers, self.stop = config, folder, accelerator, watchers, stop
+        self.dtype = torch.float64 if options.precision == "float64" else torch.float32
+        self.model = model.to(accelerator.device, self.dtype)
+        if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # the backends of other devices cannot
+        if options.grad_checkpointing:
+            _enable_grad_checkpointing(self.model)
+        self.average = AveragedModel(self.model, options.ema) if options.ema else None
+        self.optimizer = make_optimizer(self.model, options)
+        self.wrapped = accelerator.prepare_model(self.model)
+        self.progress, self.saved_at = Progress(), time.monotonic()
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that counts: the average if there is one."""
+        return self.average.module if self.average else self.model
+
+    @property
+    def total_steps(self) -> int:
+        return self.options.epochs * self.train_loader.steps
+
+    def resume(self) -> None:
+        """Goes back to where the last checkpoint was."""
+        checkpoint = read_latest(self.folder.last)
+        try:
+            self.evaluated.load_state_dict(checkpoint.model)
+            if self.average:
+                raw = {name.removeprefix(RAW): t for name, t in checkpoint.trainer.items() if name.startswith(RAW)}
+                self.model.load_state_dict(raw)
+            load_optimizer(self.optimizer, self.model, checkpoint.trainer)
+            self.progress = Progress(**checkpoint.state)
+        except (RuntimeError, KeyError, TypeError) as error:
+            raise TrainingError(f"{checkpoint.path}: of another model or version ({str(error).splitlines()[0]})") from error
+
+    def run(self) -> Progress:
+        """Trains the epochs that are left. `checkpoints/best` is the epoch with the best validation accuracy."""
+        for watcher in self.watchers:
+            watcher.started(self.progress, self.train_loader.steps)
+        if not self.folder.last.exists():
+            self._save()  # a run that dies in its first steps can be resumed as well
+        while self.progress.epoch < self.options.epochs and not self._stale():
+            try:
+                self._train_epoch()
+                row = self._validate()
+            except Interrupted:
+                self._save()
+                raise
+            best = self.progress.finish_epoch(row)
+            if best:
+                self._save_best()
+            self._save()
+            for watcher in self.watchers:
+                watcher.finished_epoch(row, best)
+        return self.progress
+
+    def _stale(self) -> bool:
+        return 0 < self.options.early_stopping <= self.progress.stale_epochs
+
+    def _train_epoch(self) -> None:
+        progress = self.progress
+        self.wrapped.train()
+        batches = self.train_loader.batches(progress.epoch, progress.step)
+        while progress.step < self.train_loader.steps:
+            begin = time.perf_counter()
+            parts = next(batches)
+            waiting = time.perf_counter() - begin
+            now = progress.epoch * self.train_loader.steps + progress.step
+            lr = self._set_schedule(now)
+            step = self._step(parts)
+            if self.average:
+                self.average.update(self.model, now)
+            progress.add(step.loss, step.correct, step.images, time.perf_counter() - begin, waiting)
+            bad = [entry for part in parts for entry in part.bad]
+            for watcher in self.watchers:
+                watcher.stepped(progress, step.loss / step.images, lr)
+                if bad:
+                    watcher.skipped(bad)
+            if step.stop:
+                raise Interrupted(self.stop.number)
+            if time.monotonic() - self.saved_at >= self.options.save_seconds:
+                self._save()
+
+    def _set_schedule(self, now: int) -> float:
+        lr, beta1 = learning_rate(self.options, now, self.total_steps), momentum(self.options, now, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"], group["betas"] = lr, (beta1, 0.999)
+        return lr
+
+    def _step(self, parts: list[Batch]) -> Step:
+        """One optimiser step. A loss or a gradient that is not a number stops the run before it reaches the weights."""
+        progress, accelerator = self.progress, self.accelerator
+        torch.manual_seed(key(self.options.seed, progress.epoch, progress.step, accelerator.process_index, "dropout"))
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(5, dtype=torch.float64, device=accelerator.device)  # loss, right, images, not a number, stop
+        culprits: list[str] = []
+        for i, part in enumerate(parts):
+            images, targets = self.train_loader.prepare(part, progress.epoch, accelerator.device, self.dtype)
+            with self._exchanged(i == len(parts) - 1), accelerator.autocast():
+                logits = self.wrapped(images)
+                losses = F.cross_entropy(logits, targets, label_smoothing=self.options.label_smoothing, reduction="none")
+                # The mean over the batch of all processes: their gradients are averaged, hence the factor.
+                accelerator.backward(losses.sum() * (accelerator.num_processes / part.planned))
+            broken = ~torch.isfinite(losses.detach())
+            culprits += [self.train_loader.images.name(int(s)) for s in part.samples[broken.cpu().numpy()]]
+            right = logits.argmax(1) == targets.argmax(1)
+            sums[:4] += torch.stack([t.double().sum() for t in (losses.detach(), right, torch.ones_like(right), broken)])
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip or math.inf)
+        sums[3] += (~torch.isfinite(norm)).double()
+        sums[4] = float(bool(self.stop))
+        if accelerator.num_processes > 1:
+            sums = accelerator.reduce(sums)
+        loss, correct, images_seen, broken_losses, stop = sums.tolist()
+        if broken_losses:
+            raise TrainingError(self._diverged(culprits, parts))
+        self.optimizer.step()
+        return Step(loss, int(correct), int(images_seen), bool(stop))
+
+    def _exchanged(self, last: bool) -> AbstractContextManager[Any]:
+        """Processes exchange gradients once a step, with its last part."""
+        return nullcontext() if last else self.accelerator.no_sync(self.wrapped)
+
+    def _diverged(self, culprits: list[str], parts: list[Batch]) -> str:
+        names = culprits or [self.train_loader.images.name(int(s)) for part in parts for s in part.samples]
+        what = "the loss of" if culprits else "the gradient of a batch with"
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        where = f"epoch {self.progress.epoch + 1}, step {self.progress.step + 1}"
+        return (
+            f"{where}: {what} {shown} is not a finite number; {self.folder.last} keeps the last good state."
+            " Look at these images, or lower --train.lr"
+        )
+
+    def _validate(self) -> dict[str, Any]:
+        outputs = collect_logits(self.evaluated, self.val_loader, self.accelerator.device, self.dtype, check=self.stop.check)
+        losses = F.cross_entropy(outputs.logits.double(), outputs.labels, reduction="sum")
+        right = (outputs.logits.argmax(1) == outputs.labels).double().sum()
+        sums = torch.stack([losses, right, torch.tensor(float(len(outputs.labels)), dtype=torch.float64)])
+        if self.accelerator.num_processes > 1:
+            sums = self.accelerator.reduce(sums.to(self.accelerator.device)).cpu()
+        if outputs.bad:
+            for watcher in self.watchers:
+                watcher.skipped(outputs.bad)
+        loss, correct, images = sums.tolist()
+        now = (self.progress.epoch + 1) * self.train_loader.steps - 1
+        return self.progress.row(learning_rate(self.options, now, self.total_steps), loss / images, correct / images)
+
+    def _save(self) -> None:
+        self.saved_at = time.monotonic()
+        if not self.accelerator.is_main_process:
+            return
+        tensors = optimizer_tensors(self.optimizer, self.model)
+        if self.average:
+            tensors |= {f"{RAW}{name}": tensor for name, tensor in self.model.state_dict().items()}
+        self._write("last", tensors)
+        self.folder.write_results(self.progress.history)
+
+    def _save_best(self) -> None:
+        if self.accelerator.is_main_process:
+            self._write("best", {})
+
+    def _write(self, which: str, tensors: dict[str, Tensor]) -> None:
+        folder = self.folder.last if which == "last" else self.folder.best
+        write_checkpoint(
+            folder, model=self.evaluated.state_dict(), config=self.config, trainer=tensors, state=asdict(self.progress)
+        )
+
+
+def _enable_grad_checkpointing(model: nn.Module) -> None:
+    enable = getattr(model, "set_grad_checkpointing", None)
+    if enable is None:
+        raise TrainingError(f"{type(model).__name__} has no gradient checkpointing; leave out --train.grad_checkpointing")
+    enable()
