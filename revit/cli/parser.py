@@ -25,7 +25,11 @@ class Parser(ArgumentParser):
 
     def __init__(self, command: str, usage: str, description: str) -> None:
         super().__init__(
-            prog=f"revit {command}", usage=f"revit {command} {usage}", description=description, allow_abbrev=False, default_env=False
+            prog=f"revit {command}",
+            usage=f"revit {command} {usage}",
+            description=description,
+            allow_abbrev=False,
+            default_env=False,
         )
         self.command = command
 
@@ -45,7 +49,9 @@ class Parser(ArgumentParser):
         # A forgotten section is the usual slip: --epochs for --train.epochs.
         short = [text for text in options if text.split(".")[-1] == name.lstrip("-")]
         near = short or difflib.get_close_matches(name, options, n=3, cutoff=0.6)
-        return f"unknown option {name}; " + (f"did you mean {', '.join(near)}?" if near else f"see `revit {self.command} --help`")
+        return f"unknown option {name}; " + (
+            f"did you mean {', '.join(near)}?" if near else f"see `revit {self.command} --help`"
+        )
 
     def add_recipe_options(self) -> None:
         """Every option of every section, as --section.option."""
@@ -54,6 +60,10 @@ class Parser(ArgumentParser):
         for action in self._actions:
             if action.option_strings and action.option_strings[0].removeprefix("--") in SECTIONS:
                 action.help = argparse.SUPPRESS
+
+    def recipe_of(self, words: list[str]) -> str:
+        """The recipe that a command line names, before its options are looked at."""
+        return str(self.parse_args(words).recipe)
 
     def read_recipe_options(self, name: str, words: list[str]) -> tuple[Namespace, Recipe]:
         """The recipe, with what the command line changes of it."""

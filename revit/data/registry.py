@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from revit.data.spec import DataError, DataOptions, Dataset
 
-Opener = Callable[[DataOptions], Dataset]
+Opener = Callable[..., Dataset]  # of the options; with an argument `progress(done, total)` if opening takes long
+Progress = Callable[[int, int], None]
 _DATASETS: dict[str, Opener] = {}
 
 
@@ -31,14 +33,15 @@ def list_datasets() -> dict[str, str]:
     return {name: (opener.__doc__ or "").strip().splitlines()[0] for name, opener in sorted(_DATASETS.items())}
 
 
-def open_dataset(options: DataOptions) -> Dataset:
-    """Finds, checks and opens a dataset. Without a root, REVIT_DATA is looked at."""
+def open_dataset(options: DataOptions, progress: Progress | None = None) -> Dataset:
+    """Finds, checks and opens a dataset. Without a root, REVIT_DATA is looked at. `progress(done, total)` is told of scans."""
     if options.name not in _DATASETS:
         near = difflib.get_close_matches(options.name, _DATASETS, n=3, cutoff=0.4) or sorted(_DATASETS)
         raise DataError(f"unknown dataset {options.name!r}; did you mean {', '.join(near)}? `revit data` lists all")
     if options.root is None:
         options = replace(options, root=os.environ.get("REVIT_DATA") or None)
-    return _DATASETS[options.name](options)
+    opener = _DATASETS[options.name]
+    return opener(options, progress) if "progress" in inspect.signature(opener).parameters else opener(options)
 
 
 def data_root(options: DataOptions) -> Path:

@@ -15,9 +15,10 @@ def crop_and_resize(image: Pixels, size: tuple[int, int], crop: Crop | None = No
     if crop is not None:
         top, left, tall, wide = crop.box(height, width)
     else:
-        tall = min(height, max(1, round(width * size[0] / size[1])))
-        wide = min(width, max(1, round(height * size[1] / size[0])))
-        top, left = (height - tall) // 2, (width - wide) // 2
+        # As much is cut off at one side as at the other, or turning by 180 degrees would not commute.
+        top = max(0, height * size[1] - width * size[0]) // (2 * size[1])
+        left = max(0, width * size[0] - height * size[1]) // (2 * size[0])
+        tall, wide = height - 2 * top, width - 2 * left
     image = image[:, top : top + tall, left : left + wide]
     if (tall, wide) == size:
         return image

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -116,6 +116,7 @@ class Dataset:
     train: Images
     val: Images
     test: Images
+    skipped: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)  # files that cannot be read: name and reason
 
     def split(self, name: str) -> Images:
         if name not in ("train", "val", "test"):

@@ -11,6 +11,7 @@ import numpy as np
 
 from revit.data.image_files import (
     EncodedImage,
+    ImageHeader,
     NeedsPackage,
     Refused,
     channel_axis,
@@ -79,7 +80,9 @@ def _encoded_by_tifffile(file: IO[bytes]) -> EncodedImage:
             if "imagecodecs" in str(error):
                 raise NeedsPackage("its compression needs imagecodecs: pip install imagecodecs") from error
             raise
+        if pixels.shape != shape:
+            raise Refused(f"damaged, {pixels.shape} is not the shape {shape} of its header; replace or remove it")
         pixels = np.delete(channels_first(pixels, axis), alpha, axis=0)
         return oriented(scaled(pixels.astype(pixels.dtype.newbyteorder("="), copy=False)), orientation)
 
-    return EncodedImage(samples - len(alpha), height, width, decode)
+    return EncodedImage(ImageHeader(samples - len(alpha), height, width, source.dtype != np.uint8), decode)

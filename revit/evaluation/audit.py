@@ -1,7 +1,7 @@
 r"""Does a model keep its promise? One pass over the elements of a group, for models of ours and any other module.
 
-For each element g the audit compares `f(T_g x)` with `T_g f(x)`: at the first feature map (`lift`), at the last (`pre_class`) and
-at the logits, and counts the samples whose predicted class stays. `consistency_by_angle` counts them for any angle.
+For each element g the audit compares `f(T_g x)` with `T_g f(x)`: at the first feature map (`lift`), at the last (`pre_class`)
+and at the logits, and counts the samples whose predicted class stays. `consistency_by_angle` counts them for any angle.
 """
 
 from __future__ import annotations

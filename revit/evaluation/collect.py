@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revit.data.loader import EvalLoader
+from revit.evaluation.inference import evaluating
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,6 @@ class Outputs:
     bad: list[tuple[str, str]] = field(default_factory=list)  # images that were skipped, with the reason
 
 
-@torch.no_grad()
 def collect_logits(
     model: nn.Module, loader: EvalLoader, device: torch.device, dtype: torch.dtype = torch.float32, *,
     check: Callable[[], None] | None = None,
@@ -33,9 +33,7 @@ def collect_logits(
     labels: list[Tensor] = [torch.zeros(0, dtype=torch.int64)]
     samples: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
     bad: list[tuple[str, str]] = []
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for batch in loader:
             logits.append(model(loader.prepare(batch, device, dtype)).cpu())
             labels.append(batch.labels)
@@ -43,6 +41,15 @@ def collect_logits(
             bad += batch.bad
             if check is not None:
                 check()
-    finally:
-        model.train(was_training)
     return Outputs(torch.cat(logits), torch.cat(labels), np.concatenate(samples), bad)
+
+
+def join_outputs(parts: Sequence[Outputs]) -> Outputs:
+    """The outputs of several processes in the order of the split. No image may be counted twice."""
+    samples = np.concatenate([part.samples for part in parts])
+    order = np.argsort(samples, kind="stable")
+    if len(np.unique(samples)) != len(samples):
+        raise ValueError("an image was evaluated by two processes")
+    index = torch.from_numpy(order)
+    logits, labels = torch.cat([part.logits for part in parts])[index], torch.cat([part.labels for part in parts])[index]
+    return Outputs(logits, labels, samples[order], [entry for part in parts for entry in part.bad])

@@ -32,7 +32,7 @@ MAX_CELLS = 250
 MAX_SHEET = 100
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-_STYLE = {
+_STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
     "axes.titlesize": 8,
@@ -111,7 +111,8 @@ def draw_confusion(matrix: ArrayLike, classes: Sequence[str], path: Path) -> Non
         # With many classes the errors spread thin: the scale is stretched at its lower end, or they would not be seen.
         scale = PowerNorm(1 if size <= ANNOTATED_CLASSES else 0.5, vmin=0, vmax=100)
         edges = (-0.5, size - 0.5, size - 0.5, -0.5)
-        picture = axes.imshow(_largest_of_blocks(shares, block), cmap="Blues", norm=scale, interpolation="nearest", extent=edges)
+        cells = _largest_of_blocks(shares, block)
+        picture = axes.imshow(cells, cmap="Blues", norm=scale, interpolation="nearest", extent=edges)
         figure.colorbar(picture, cax=axes.inset_axes((1.03, 0, 0.035, 1)), label="share of the true class (%)")
         axes.spines[:].set_visible(False)
         axes.set(xlabel="predicted class", ylabel="true class")
@@ -135,8 +136,8 @@ def draw_calibration(bins: Sequence[CalibrationBin], path: Path) -> None:
             width = 100 * (b.high - b.low)
             place = {"x": 50 * (b.low + b.high), "width": 0.92 * width}
             upper.bar(height=100 * b.accuracy, color=BLUE, **place)
-            gap = 100 * (b.confidence - b.accuracy)
-            upper.bar(height=gap, bottom=100 * b.accuracy, color="none", edgecolor=ORANGE, hatch="/////", linewidth=0.8, **place)
+            gap = {"height": 100 * (b.confidence - b.accuracy), "bottom": 100 * b.accuracy}
+            upper.bar(color="none", edgecolor=ORANGE, hatch="/////", linewidth=0.8, **gap, **place)
             lower.bar(height=b.count, color=GREY, **place)
         upper.plot([0, 100], [0, 100], "--", color="black", linewidth=0.8)
         upper.set(xlim=(0, 100), ylim=(0, 100), ylabel="correct (%)")
@@ -190,7 +191,8 @@ def draw_sheet(images: ArrayLike, titles: Sequence[str], path: Path) -> None:
     cell = min(30.0, PAGE / columns)
     letters = max(6, int(cell / 1.4))  # letters of 6 points are about 1.4 mm wide
     with _figure(path, cell * columns, rows * (cell * height / width + 3.5) + (6 if heading else 1)) as figure:
-        figure.get_layout_engine().set(w_pad=0.015, h_pad=0.015, wspace=0.02, hspace=0.01)  # type: ignore[union-attr]
+        layout: Any = figure.get_layout_engine()
+        layout.set(w_pad=0.015, h_pad=0.015, wspace=0.02, hspace=0.01)
         grid = figure.subplots(rows, columns, squeeze=False).flat
         for axes, image, title in zip(grid, shown, titles, strict=False):
             axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
@@ -278,9 +280,10 @@ def _name_classes(axes: Axes, classes: Sequence[str], cell: float) -> None:
     names = [_label(classes[place], 18) for place in places]
     font = 7 if len(places) <= 20 else 5
     fits = 0.19 * font * max(map(len, names)) <= cell * step
-    turn: dict[str, Any] = {} if fits else {"rotation": 45 if len(places) <= 20 else 90, "ha": "right", "rotation_mode": "anchor"}
-    if turn.get("rotation") == 90:
-        turn["va"] = "center"
+    turn: dict[str, Any] = {}
+    if not fits:
+        turn = {"rotation": 45, "va": "top"} if len(places) <= 20 else {"rotation": 90, "va": "center"}
+        turn |= {"ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(places, names, fontsize=font, parse_math=False, **turn)
     axes.set_yticks(places, names, fontsize=font, parse_math=False)
 

@@ -27,6 +27,11 @@ def list_models(filter: str = "") -> list[str]:
     return sorted(name for name in _MODELS if filter in name)
 
 
+def describe_model(name: str) -> str:
+    """One line on a model: the first of its builder's docstring."""
+    return (_MODELS[name].__doc__ or "").strip().split("\n")[0]
+
+
 def create_model(
     name: str, *, features_only: bool = False, out_indices: Sequence[int] | None = None, **overrides: Any
 ) -> nn.Module:

@@ -87,7 +87,7 @@ class REViT(nn.Module):
             raise ValueError(f"the layers of a stem after the first have stride 2, got stride={strides}")
         if init not in INITS:
             raise ValueError(f"unknown init {init!r}; choose {', '.join(INITS)}")
-        self.in_chans, self.num_features = in_chans, dims[-1]
+        self.dims, self.num_heads, self.in_chans, self.num_features = dims, heads, in_chans, dims[-1]
         self.head_hidden, self.drop_rate, self.norm = head_hidden or 4 * dims[-1], drop_rate, norm
         self.grad_checkpointing = False
         self.reductions = [math.prod(strides) * 2**i for i in range(len(dims))]

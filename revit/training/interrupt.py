@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class Interrupted(Exception):
@@ -33,7 +34,8 @@ class StopRequest:
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Catches SIGINT and SIGTERM inside the block."""
-    request, before = StopRequest(), {}
+    request = StopRequest()
+    before: dict[int, Any] = {}
 
     def note(number: int, frame: FrameType | None) -> None:
         request.number = number

@@ -15,7 +15,8 @@ PREFIX = "optimizer/"
 def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices and filters; norms, biases and scales are left alone."""
     spared = getattr(model, "no_weight_decay", set[str])()
-    decayed, others = [], []
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (others if parameter.ndim <= 1 or name in spared else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]

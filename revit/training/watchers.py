@@ -30,15 +30,19 @@ class Terminal:
             transient=True,
             disable=not console.is_terminal,
         )
-        self.seconds, self.skipped_count = 0.0, 0
+        self.skipped_count, self.first_epoch = 0, 0
 
     def started(self, progress: Progress, steps: int) -> None:
-        self.steps = steps
+        self.first_epoch = progress.epoch
         if progress.epoch or progress.step:
-            self.console.print(f"resuming in epoch {min(progress.epoch + 1, self.epochs)}, after step {progress.step} of {steps}")
-        values = {"epoch": progress.epoch + 1, "loss": 0.0, "accuracy": 0.0, "speed": 0.0}
+            self.console.print(
+                f"resuming in epoch {min(progress.epoch + 1, self.epochs)}, after step {progress.step} of {steps}"
+            )
         done = progress.epoch * steps + progress.step
-        self.task = self.bar.add_task("", total=self.epochs * steps, completed=done, **values)
+        epoch = min(progress.epoch + 1, self.epochs)
+        self.task = self.bar.add_task(
+            "", total=self.epochs * steps, completed=done, epoch=epoch, loss=0.0, accuracy=0.0, speed=0.0
+        )
         self.bar.start()
         self.begin = time.monotonic()
 
@@ -50,11 +54,12 @@ class Terminal:
         )  # fmt: skip
 
     def finished_epoch(self, row: dict[str, Any], best: bool) -> None:
-        left = (time.monotonic() - self.begin) / max(1, self._trained(row)) * (self.epochs - row["epoch"])
+        left = (time.monotonic() - self.begin) / (row["epoch"] - self.first_epoch) * (self.epochs - row["epoch"])
         self.console.print(
-            f"epoch {row['epoch']:>{len(str(self.epochs))}}/{self.epochs}  train loss {row['train_loss']:.4f}"
-            f"  accuracy {row['train_accuracy']:6.2%}  validation loss {row['val_loss']:.4f}  accuracy {row['val_accuracy']:6.2%}"
-            f"{' *' if best else '  '} {row['images_per_second']:.0f} images/s  {left:.0f} s left",
+            f"epoch {row['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
+            f"  train loss {row['train_loss']:.4f}  accuracy {row['train_accuracy']:6.2%}"
+            f"  validation loss {row['val_loss']:.4f}  accuracy {row['val_accuracy']:6.2%}{' *' if best else '  '}"
+            f" {row['images_per_second']:.0f} images/s  {left:.0f} s left",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 
@@ -65,11 +70,6 @@ class Terminal:
 
     def close(self) -> None:
         self.bar.stop()
-
-    def _trained(self, row: dict[str, Any]) -> int:
-        """Epochs since this process began."""
-        self.first = getattr(self, "first", row["epoch"])
-        return int(row["epoch"] - self.first + 1)
 
 
 class TensorBoard:

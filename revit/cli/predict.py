@@ -1,0 +1,49 @@
+"""`revit predict`: images in, a table out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from revit.cli.parser import Parser, UsageError
+from revit.cli.runs import load_run, newest_run
+from revit.evaluation import find_images, write_predictions
+
+ABOUT = """Predicts images, folders of images or glob patterns and writes a CSV file: path, label, confidence and a probability for
+each class. Memory does not grow with the number of images."""
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("predict", "IMAGES ... [--run RUN] --out FILE.csv", ABOUT)
+    parser.add_argument(
+        "images", metavar="IMAGES", nargs="+", type=str, help="files, folders (searched), or patterns as 'scans/**/*.png'"
+    )
+    parser.add_argument("--run", metavar="RUN", type=str, help="run or checkpoint folder (default: the newest in runs/)")
+    parser.add_argument("--out", metavar="FILE.csv", type=str, required=True, help="the table to write")
+    parser.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which weights")
+    parser.add_argument("--agreement", action="store_true", help="add the share of the group's turns and mirrors that agree")
+    parser.add_argument(
+        "--embeddings", metavar="FILE.npy", type=str, help="also write the invariant features, one row an image"
+    )
+    parser.add_argument(
+        "--on-bad", default="stop", choices=["stop", "skip"], help="images that cannot be read: stop, or skip and list"
+    )
+    parser.add_argument("--batch-size", metavar="N", type=int, default=32, help="images at a time")
+    options = parser.parse_args(words)
+    if options.batch_size < 1:
+        raise UsageError(f"--batch-size must be at least 1, got {options.batch_size}")
+    loaded = load_run(Path(options.run) if options.run else newest_run(), options.checkpoint)
+    paths = find_images(options.images)
+    model = loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    written = write_predictions(
+        model, loaded.spec, paths, Path(options.out), embeddings=Path(options.embeddings) if options.embeddings else None,
+        agreement=loaded.group if options.agreement else None, on_bad=options.on_bad, batch_size=options.batch_size,
+    )  # fmt: skip
+    console = Console(file=sys.stderr)
+    console.print(f"{written.rows:,} images by {loaded.path} -> {options.out}", highlight=False, soft_wrap=True)
+    if written.skipped:
+        console.print(f"{written.skipped:,} images could not be read: {written.skipped_list}", highlight=False, soft_wrap=True)
+    return 0

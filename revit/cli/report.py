@@ -1,0 +1,115 @@
+"""What came out of a model: scores and the audit, as tables on the terminal, as JSON, as pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from revit.cli.runs import LoadedRun
+from revit.data import Images
+from revit.data.cache import whole_file
+from revit.data.loader import normalised, scaled
+from revit.data.randomness import permutation
+from revit.evaluation import (
+    Audit,
+    Scores,
+    audit_model,
+    consistency_by_angle,
+    draw_calibration,
+    draw_confusion,
+    draw_polar,
+    normalised_black,
+    score_predictions,
+)
+from revit.evaluation.collect import Outputs
+from revit.training.run_folder import environment
+
+AUDITED_IMAGES = 256
+POLAR_IMAGES, POLAR_STEP = 64, 15  # a turn by each angle costs a pass: enough to see the shape of the curve
+
+
+def report_scores(outputs: Outputs, run: LoadedRun, split: str, folder: Path, name: str) -> Scores:
+    """Scores of a split, written as `name`.json with what they need to be believed, and as pictures."""
+    scores = score_predictions(outputs.logits, outputs.labels, run.spec.classes)
+    facts = {
+        "split": split,
+        "images": len(outputs.labels),
+        "skipped": [reason for _, reason in outputs.bad],
+        "data": run.spec.source,
+        "seed": run.recipe["train"]["seed"],
+        "epoch": run.checkpoint.state["epoch"],
+        "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+        **environment(),
+    }
+    write_json(folder / f"{name}.json", {**facts, **scores.to_dict()})
+    draw_confusion(scores.confusion, run.spec.classes, folder / "confusion_matrix.png")
+    draw_calibration(scores.calibration, folder / "calibration.png")
+    return scores
+
+
+def print_scores(console: Console, scores: Scores, split: str, images: int) -> None:
+    """Accuracy and friends in two lines; the classes in a table, the worst first if there are many."""
+    area = f"  AUROC {scores.auroc:.4f}" if scores.auroc is not None else ""
+    console.print(
+        f"{split}: accuracy [bold]{scores.accuracy:.2%}[/bold] of {images:,} images  balanced {scores.balanced_accuracy:.2%}"
+        f"  loss {scores.loss:.4f}  calibration error {scores.calibration_error:.2%}{area}",
+        highlight=False,
+    )
+    rows = sorted(scores.per_class, key=lambda row: row.f1 or 0.0)[:10] if len(scores.per_class) > 20 else scores.per_class
+    table = Table(
+        box=None, title="the ten hardest classes" if len(rows) < len(scores.per_class) else None, title_justify="left"
+    )
+    for column in ("class", "precision", "recall", "F1", "images"):
+        table.add_column(column, justify="left" if column == "class" else "right")
+    for row in rows:
+        table.add_row(row.name, *map(_percent, (row.precision, row.recall, row.f1)), f"{row.support:,}")
+    console.print(table)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
+
+
+def report_audit(images: Images, run: LoadedRun, folder: Path, device: torch.device) -> Audit:
+    """The equivariance of a trained model on images of a split: `audit.json` and `audit_polar.png`."""
+    x = some_images(images, run, AUDITED_IMAGES, device)
+    fill = normalised_black(run.spec)
+    audit = audit_model(run.model, x, run.group, fill=fill)
+    angles = list(range(0, 360, POLAR_STEP))
+    kept = consistency_by_angle(run.model, x[:POLAR_IMAGES], angles, fill=fill)
+    values = {**audit.to_dict(), "consistency_by_angle": dict(zip(map(str, angles), kept, strict=True)), **environment()}
+    write_json(folder / "audit.json", values)
+    draw_polar(angles, {f"same prediction ({run.group})": [100 * share for share in kept]}, folder / "audit_polar.png")
+    return audit
+
+
+def print_audit(console: Console, audit: Audit) -> None:
+    """One line a feature, and the verdict."""
+    for feature, errors in audit.errors.items():
+        console.print(f"  relative equivariance error, {feature:<10} {max(errors):.1e}", highlight=False)
+    if audit.mean_consistency_percent is not None:
+        elements = len(audit.elements) - 1
+        console.print(
+            f"  [bold]{audit.mean_consistency_percent:.2f} %[/bold] of predictions stay the same under the {elements} turns"
+            f" and mirrors of {audit.group} ({audit.samples} images)",
+            highlight=False,
+        )
+
+
+def some_images(images: Images, run: LoadedRun, count: int, device: torch.device) -> Tensor:
+    """A fixed random choice of normalised images [count, C, H, W]."""
+    chosen = np.sort(permutation(len(images), 0, "audit")[:count])
+    pixels = torch.from_numpy(np.stack([images.read(int(i)) for i in chosen]))
+    return normalised(scaled(pixels, device, next(run.model.parameters()).dtype), run.spec)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    with whole_file(path) as file:
+        file.write(json.dumps(value, indent=1).encode())

@@ -1,0 +1,185 @@
+"""`revit train`: a recipe and some options in, a run folder out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+from jsonargparse import Namespace
+from rich.console import Console
+
+from revit.cli.parser import Parser, UsageError
+from revit.cli.report import print_audit, print_scores, report_audit, report_scores
+from revit.cli.runs import LoadedRun, build_model, checkpoint_config, load_run
+from revit.cli.scanning import open_with_progress
+from revit.data import Dataset
+from revit.data.loader import EvalLoader, Reading, Share, TrainLoader
+from revit.evaluation import draw_curves
+from revit.evaluation.collect import Outputs, collect_logits, join_outputs
+from revit.models.budget import count_parameters, match_parameters
+from revit.training.interrupt import Interrupted, stop_requests
+from revit.training.loop import Training
+from revit.training.progress import Watcher
+from revit.training.recipe import ModelOptions, Recipe
+from revit.training.run_folder import RunFolder
+from revit.training.watchers import TensorBoard, Terminal
+
+USAGE = "RECIPE [--data-root DIR] [--out DIR] [--section.option value ...]"
+ABOUT = """Trains a model and writes a run folder: weights, results.csv, curves, confusion matrix, equivariance audit.
+RECIPE is a name (`revit recipes` lists them), a YAML file, or a run folder, whose recipe is taken. Every option of a recipe
+can be changed here. On several processes: torchrun --nproc_per_node N -m revit train RECIPE ..."""
+EVAL_BATCH = 128
+RESULT = "test.json"
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("train", USAGE, ABOUT)
+    parser.add_argument("recipe", metavar="RECIPE", help="recipe, YAML file or run folder", type=str)
+    parser.add_argument("--data-root", metavar="DIR", type=str, help="folder with the data; for `folder` one subfolder a class")
+    parser.add_argument("--out", metavar="DIR", type=str, help="run folder to write (default: a new one, runs/RECIPE)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --out from its last checkpoint")
+    parser.add_argument("--match-params", metavar="N", type=int, help="the largest width with at most N parameters")
+    parser.add_argument("--on-bad", metavar="stop|skip", type=str, help="images that cannot be read: stop, or skip and report")
+    parser.add_argument("--print_config", action="store_true", help="print the whole recipe and exit")
+    parser.add_recipe_options()
+    options, recipe = _read(parser, words)
+    if options.print_config and options.match_params is None:
+        print(recipe.to_yaml(), end="")
+        return 0
+
+    precision = "bf16" if recipe.train.precision == "bf16" else "no"
+    accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+    console = Console(quiet=not accelerator.is_main_process)
+    with accelerator.main_process_first():  # the others find in the cache what the first one computed
+        dataset = open_with_progress(recipe.data, console)
+    if options.match_params is not None:
+        recipe.model = _matched(recipe.model, dataset, options.match_params, console)
+        if options.print_config:
+            print(recipe.to_yaml(), end="")
+            return 0
+    model = _built(recipe, dataset)
+    folder = RunFolder(_out(options, accelerator))
+    if accelerator.is_main_process:
+        folder.start(recipe, resume=options.resume)
+    accelerator.wait_for_everyone()
+    spec = dataset.spec
+    console.print(
+        f"{spec.name}: {len(dataset.train):,} training, {len(dataset.val):,} validation, {len(dataset.test):,} test images"
+        f" ({spec.source})\n{recipe.model.name} {recipe.model.group}: {count_parameters(model):,} parameters"
+        f"  ->  {folder.path}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    with stop_requests() as stop:
+        reading = _reading(recipe, accelerator)
+        train = TrainLoader(
+            dataset.train, spec, batch_size=recipe.train.batch_size, seed=recipe.train.seed, augment=recipe.augment,
+            parts=recipe.train.accumulate, reading=reading,
+        )  # fmt: skip
+        val = EvalLoader(dataset.val, spec, batch_size=EVAL_BATCH, reading=reading)
+        watchers: list[Watcher] = []
+        if accelerator.is_main_process:
+            watchers = [Terminal(console, recipe.train.epochs), TensorBoard(folder.path / "tb")]
+        training = Training(
+            model, train, val, recipe.train, config=checkpoint_config(recipe, spec), folder=folder, accelerator=accelerator,
+            watchers=watchers, stop=stop,
+        )  # fmt: skip
+        if options.resume and folder.last.parent.exists():
+            training.resume()
+        try:
+            training.run()
+            best = load_run(folder.path)
+            outputs = _test(best, dataset, recipe, accelerator, stop.check)
+        except Interrupted as interruption:
+            console.print(f"stopped; `revit train {folder.path} --resume` goes on from here", highlight=False, soft_wrap=True)
+            return interruption.code
+        finally:
+            for watcher in watchers:
+                watcher.close()
+    if accelerator.is_main_process:
+        _finish(best, outputs, training, dataset, console)
+    accelerator.end_training()
+    return 0
+
+
+def _read(parser: Parser, words: list[str]) -> tuple[Namespace, Recipe]:
+    """Options and recipe. A run folder in the place of the recipe stands for its recipe and, to resume, for --out."""
+    name = parser.recipe_of(words)
+    is_run = (Path(name) / "config.yaml").is_file()
+    options, recipe = parser.read_recipe_options(str(Path(name) / "config.yaml") if is_run else name, words)
+    if is_run and options.resume and options.out is None:
+        options.out = name
+    if options.resume and options.out is None:
+        raise UsageError("--resume needs the run: --out DIR, or the run folder in the place of RECIPE")
+    if options.data_root is not None:
+        recipe.data.root = options.data_root
+    if options.on_bad is not None:
+        recipe.data = replace(recipe.data, on_bad=options.on_bad)
+    return options, recipe
+
+
+def _matched(options: ModelOptions, dataset: Dataset, budget: int, console: Console) -> ModelOptions:
+    """The model options with the width that fits a budget of parameters."""
+    model = build_model(options, dataset.spec)
+    dims, heads = getattr(model, "dims", None), getattr(model, "num_heads", None)
+    if dims is None or heads is None:
+        raise UsageError(f"--match-params: {options.name} has no widths to choose")
+    widths, count = match_parameters(lambda dims: build_model(replace(options, dims=dims), dataset.spec), dims, heads, budget)
+    console.print(f"dims {widths}: {count:,} of at most {budget:,} parameters", highlight=False)
+    return replace(options, dims=widths)
+
+
+def _built(recipe: Recipe, dataset: Dataset) -> torch.nn.Module:
+    torch.manual_seed(recipe.train.seed)
+    return build_model(recipe.model, dataset.spec)
+
+
+def _out(options: Namespace, accelerator: Accelerator) -> Path:
+    """--out, or the first free name under runs/; all processes agree on it."""
+    chosen = [options.out]
+    if options.out is None and accelerator.is_main_process:
+        name = Path(options.recipe).stem if options.recipe.endswith((".yaml", ".yml")) else Path(options.recipe).name
+        path, count = Path("runs") / name, 1
+        while path.exists():
+            count += 1
+            path = Path("runs") / f"{name}-{count}"
+        chosen = [str(path)]
+    return Path(broadcast_object_list(chosen)[0])
+
+
+def _reading(recipe: Recipe, accelerator: Accelerator) -> Reading:
+    share = Share(accelerator.process_index, accelerator.num_processes)
+    return Reading(share, recipe.data.workers, recipe.data.on_bad)
+
+
+def _test(
+    run: LoadedRun, dataset: Dataset, recipe: Recipe, accelerator: Accelerator, check: Callable[[], None]
+) -> Outputs | None:
+    """The test split, read once, by the best epoch: each process its share. Nothing if that has been done."""
+    if (run.path / RESULT).exists():
+        return None
+    loader = EvalLoader(dataset.test, dataset.spec, batch_size=EVAL_BATCH, reading=_reading(recipe, accelerator))
+    model = run.model.to(accelerator.device)
+    outputs = collect_logits(model, loader, accelerator.device, next(model.parameters()).dtype, check=check)
+    return join_outputs(gather_object([outputs]))
+
+
+def _finish(run: LoadedRun, outputs: Outputs | None, training: Training, dataset: Dataset, console: Console) -> None:
+    """Test, curves, audit: the files of a finished run, and what to try next."""
+    folder, history = run.path, training.progress.history
+    if outputs is None:
+        result = json.loads((folder / RESULT).read_text())
+        console.print(f"finished before: test accuracy {result['accuracy']:.2%} in {folder / RESULT}", highlight=False)
+        return
+    draw_curves(history, folder / "curves.png")
+    audit = report_audit(dataset.test, run, folder, training.accelerator.device)
+    scores = report_scores(outputs, run, "test", folder, RESULT.removesuffix(".json"))  # last: its file says "finished"
+    best = training.progress.best
+    console.print(f"best epoch {best['epoch']}: validation accuracy {best['val_accuracy']:.2%}", highlight=False)
+    print_scores(console, scores, "test", len(outputs.labels))
+    print_audit(console, audit)
+    console.print(f"weights, results and pictures are in {folder}", highlight=False, soft_wrap=True)
