@@ -74,5 +74,5 @@ def _check(loaded: LoadedRun, dataset: Dataset) -> None:
     if (ours.channels, ours.size) != (theirs.channels, theirs.size):
         raise UsageError(
             f"the run takes images of {ours.channels} channels and {ours.size[0]} x {ours.size[1]} pixels;"
-            f" these have {theirs.channels} and {theirs.size[0]} x {theirs.size[1]}: give --data-root of the same kind of images"
+            f" these have {theirs.channels} and {theirs.size[0]} x {theirs.size[1]}; give --data-root of such images"
         )

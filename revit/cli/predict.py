@@ -12,8 +12,8 @@ from revit.cli.parser import Parser, UsageError
 from revit.cli.runs import load_run, newest_run
 from revit.evaluation import find_images, write_predictions
 
-ABOUT = """Predicts images, folders of images or glob patterns and writes a CSV file: path, label, confidence and a probability for
-each class. Memory does not grow with the number of images."""
+ABOUT = """Predicts images, folders of images or glob patterns and writes a CSV file: path, label, confidence and a probability
+for each class. Memory does not grow with the number of images."""
 
 
 def run(words: list[str]) -> int:

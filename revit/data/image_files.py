@@ -226,7 +226,7 @@ def oriented(image: Pixels, orientation: int) -> Pixels:
         image = image[:, :, ::-1]
     if orientation in (3, 4, 7, 8):
         image = image[:, ::-1]
-    return np.ascontiguousarray(image)
+    return np.require(image, requirements=["C", "W"])  # arrays from Pillow are read-only
 
 
 def scaled(pixels: Pixels) -> Pixels:

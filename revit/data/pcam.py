@@ -139,8 +139,8 @@ def _hdf5_file(folder: Path, remote: Remote, download: bool) -> Path:
     if not packed.is_file():
         raise DataError(
             f"{path}: no such file (nor {packed.name}). PatchCamelyon is six files,"
-            f" camelyonpatch_level_2_split_{{train,valid,test}}_{{x,y}}.h5, from {PCAM[0].url.rpartition('/')[0]}, or one pcam*.npz."
-            " Put them here, or add --data.download true"
+            f" camelyonpatch_level_2_split_{{train,valid,test}}_{{x,y}}.h5, from {PCAM[0].url.rpartition('/')[0]},"
+            " or one pcam*.npz. Put them here, or add --data.download true"
         )
     unpack_gzip(packed, path, MAX_BYTES)
     return path

@@ -138,13 +138,8 @@ def read_official(paths: tuple[Path, ...]) -> Arrays:
                     f"{paths[0]}: MD5 {found} instead of {ROTMNIST.md5}: damaged, or another file; get {ROTMNIST.url}"
                 )
         arrays = {}
-        for part, member, path, rows in zip(
-            ("train", "test"),
-            (TRAIN_AMAT, TEST_AMAT),
-            (paths[0], paths[-1]),
-            (SIZES.train + SIZES.val, SIZES.test),
-            strict=True,
-        ):
+        train = ("train", TRAIN_AMAT, paths[0], SIZES.train + SIZES.val)
+        for part, member, path, rows in (train, ("test", TEST_AMAT, paths[-1], SIZES.test)):
             with _lines(path, member) as (stream, where):
                 arrays[f"{part}_images"], arrays[f"{part}_labels"] = read_amat(stream, where, rows)
         keep_arrays(name, arrays)

@@ -15,6 +15,8 @@ from torch import Tensor
 from revit.data.image_files import printable
 from revit.data.spec import DataError
 
+CSV_LINE_END = "\r\n"
+
 
 @contextmanager
 def growing_file(path: Path, mode: str, **options: Any) -> Iterator[IO[Any]]:
@@ -34,9 +36,20 @@ def growing_file(path: Path, mode: str, **options: Any) -> Iterator[IO[Any]]:
 def growing_csv(path: Path, header: Sequence[str]) -> Iterator[Callable[[Sequence[str]], object]]:
     """Gives the function that adds a row. File names that are not UTF-8 keep their bytes."""
     with growing_file(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv.writer(_Lines(file))
         writer.writerow(header)
         yield writer.writerow
+
+
+class _Lines:
+    """Ends rows with a line feed. The csv module quotes no control characters but those of its own line end, and the names of
+    files may hold both of "\\r\\n", so it must write these."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+
+    def write(self, line: str) -> int:
+        return self.file.write(f"{line.removesuffix(CSV_LINE_END)}\n")
 
 
 @contextmanager

@@ -248,12 +248,23 @@ def _images_below(folder: str) -> list[str]:
 
 def _images_matching(pattern: str) -> list[str]:
     files: list[str] = []
+    fixed = len(Path(pattern.split("**")[0]).parts) if "**" in pattern else None
     for name in sorted(glob.glob(pattern, recursive=True)):
+        # `**` goes through links as well, round and round if one leads to a parent; single stars do as they are told.
+        if fixed is not None and _passes_link(name, fixed):
+            continue
         if os.path.isdir(name):
             files += _images_below(name)
         elif is_image_name(name):
             files.append(name)
     return files
+
+
+def _passes_link(name: str, start: int) -> bool:
+    """Whether one of the folders in a path, after the first few, is a link."""
+    parts = Path(name).parts
+    folders = (os.path.join(*parts[:i]) for i in range(start + 1, len(parts) + 1))
+    return any(os.path.islink(folder) and os.path.isdir(folder) for folder in folders)
 
 
 def _why_nothing(name: str) -> str:

@@ -30,26 +30,31 @@ def _build(size: str, *variants: dict[str, Any], **overrides: Any) -> REViT:
 
 @register_model
 def revit_hier_tiny(**overrides: Any) -> REViT:
+    """Four stages of 12 to 96 fields, for 224 pixels."""
     return _build("tiny", **overrides)
 
 
 @register_model
 def revit_hier_small(**overrides: Any) -> REViT:
+    """Four stages of 24 to 192 fields."""
     return _build("small", **overrides)
 
 
 @register_model
 def revit_hier_medium(**overrides: Any) -> REViT:
+    """Four stages of 32 to 256 fields."""
     return _build("medium", **overrides)
 
 
 @register_model
 def revit_hier_base(**overrides: Any) -> REViT:
+    """Four stages of 64 to 512 fields, twelve blocks."""
     return _build("base", **overrides)
 
 
 @register_model
 def revit_hier_tiny_paper(**overrides: Any) -> REViT:
+    """The released `tiny` preset."""
     return _build("tiny", PAPER, **overrides)
 
 
@@ -61,9 +66,11 @@ def revit_hier_small_paper(**overrides: Any) -> REViT:
 
 @register_model
 def revit_hier_medium_paper(**overrides: Any) -> REViT:
+    """The released `medium` preset."""
     return _build("medium", PAPER, **overrides)
 
 
 @register_model
 def revit_hier_base_paper(**overrides: Any) -> REViT:
+    """The released `base` preset."""
     return _build("base", PAPER, **overrides)

@@ -46,5 +46,5 @@ def stop_requests() -> Iterator[StopRequest]:
     try:
         yield request
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)

@@ -23,7 +23,7 @@ def check(path, expected):
     """Pixels and header, where the expected array is [H, W] or [H, W, C]."""
     expected = expected[None] if expected.ndim == 2 else expected.transpose(2, 0, 1)
     image = read_image(path)
-    assert image.dtype == expected.dtype and image.flags.c_contiguous
+    assert image.dtype == expected.dtype and image.flags.c_contiguous and image.flags.writeable
     np.testing.assert_array_equal(image, expected)
     assert image_header(path) == (*expected.shape, expected.dtype == np.float32)
 
@@ -130,7 +130,9 @@ def test_turned_jpeg(tmp_path):
     assert np.abs(image[0].astype(int) - np.rot90(ramp)).max() <= 3
 
 
-@pytest.mark.parametrize("exif", [b"Exif\0\0rubbish" * 9, b"Exif\0\0II*\0\x08\0\0\0\x09\0\x12\x01", b"Exif\0\0MM\0*\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0rubbish" * 9, b"Exif\0\0II*\0\x08\0\0\0\x09\0\x12\x01", b"Exif\0\0MM\0*\xff\xff\xff\xff"]
+)
 def test_broken_exif_spoils_nothing(tmp_path, exif):
     Image.fromarray(np.full((9, 9), 70, dtype=np.uint8)).save(tmp_path / "a.jpg", exif=exif)
     check(tmp_path / "a.jpg", np.full((9, 9), 70, dtype=np.uint8))
@@ -171,7 +173,9 @@ def test_tiff_with_many_channels(tmp_path, shape, options):
     check(tmp_path / "a.tif", array)
 
 
-@pytest.mark.parametrize("options", [{}, {"imagej": True, "metadata": {"axes": "CYX"}}, {"ome": True, "metadata": {"axes": "CYX"}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"imagej": True, "metadata": {"axes": "CYX"}}, {"ome": True, "metadata": {"axes": "CYX"}}]
+)
 def test_tiff_with_a_page_for_each_channel(tmp_path, options):
     array = RANDOM.integers(0, 256, (4, 7, 5), dtype=np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", array, photometric="minisblack", **options)

@@ -17,6 +17,7 @@ from revit.models import create_model
 from tests.evaluation.models import OrbitMean, Plain, Sides
 
 IMAGES = (24, 1, 12, 12)
+SMALL = {"dims": 4, "depths": 1, "num_heads": 1}
 
 
 def test_an_invariant_model_passes():
@@ -49,22 +50,24 @@ def test_a_defect_in_one_pixel_fails():
 
 @pytest.mark.parametrize("group", ["p4", "p8"])
 def test_errors_are_those_of_equivariance_error(group):
-    model = create_model("revit_tiny", group=group, in_chans=1).double().eval()
-    x = torch.randn(5, 1, 12, 12, dtype=torch.float64)
+    model = create_model("revit_tiny", group=group, in_chans=1, **SMALL).double().eval()
+    x = torch.randn(3, 1, 12, 12, dtype=torch.float64)
     audit = audit_model(model, x, group, batch_size=2)
     assert list(audit.errors) == ["lift", "pre_class", "logits"]
     for name in audit.errors:
         mean = equivariance_error(model, x, group, feature=name, relative=True)
         largest = equivariance_error(model, x, group, feature=name, relative=True, reduction="max")
         torch.testing.assert_close(torch.tensor(audit.errors[name], dtype=torch.float64), mean, rtol=1e-6, atol=1e-12)
-        torch.testing.assert_close(torch.tensor(audit.largest_errors[name], dtype=torch.float64), largest, rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(
+            torch.tensor(audit.largest_errors[name], dtype=torch.float64), largest, rtol=1e-6, atol=1e-12
+        )
     torch.testing.assert_close(torch.tensor(audit.consistency, dtype=torch.float64), prediction_consistency(model, x, group))
     assert audit.passed  # p8: the turns by 45 degrees are not exact and do not count
     assert audit.exact == tuple(Group.parse(group).is_exact_element(g) for g in range(len(audit.exact)))
 
 
 def test_features_of_another_group_are_left_out():
-    model = create_model("revit_tiny", group="p4", in_chans=1).double().eval()
+    model = create_model("revit_tiny", group="p4", in_chans=1, **SMALL).double().eval()
     audit = audit_model(model, torch.randn(2, 1, 12, 12), "p4m")
     assert list(audit.errors) == ["logits"]
     assert audit.errors["logits"][1] < 1e-12 < 1e-3 < audit.errors["logits"][4]  # it turns, but has no mirrors

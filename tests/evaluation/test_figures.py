@@ -31,7 +31,7 @@ def words(path):
     return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())]
 
 
-def check_png(path, *, narrow=None):
+def check_png(path):
     from PIL import Image
 
     with Image.open(path) as image:
@@ -51,13 +51,13 @@ def test_curves(tmp_path):
     assert found.count("epoch") == 3
 
 
-@pytest.mark.parametrize("rows", [ROWS[:1], [{"epoch": 1, "train_loss": math.nan}], [{"epoch": e, "lr": 0} for e in range(40)]])
+@pytest.mark.parametrize("rows", [ROWS[:1], [{"epoch": e, "train_loss": math.nan, "lr": 0} for e in range(40)]])
 def test_curves_of_little(rows, tmp_path):
     draw_curves(rows, tmp_path / "curves.png")
     check_png(tmp_path / "curves.png")
 
 
-@pytest.mark.parametrize("size", [2, 20, 21, 120, 1000])
+@pytest.mark.parametrize("size", [2, 20, 1000])
 def test_confusion_of_any_size(size, tmp_path):
     matrix = 9 * np.eye(size, dtype=int) + np.roll(np.eye(size, dtype=int), 1, axis=1)
     matrix[1] = 0  # a class without samples
@@ -101,25 +101,15 @@ def test_polar(tmp_path):
     assert {"zero", "unknown", "Error", "0°", "90°"} <= set(words(tmp_path / "polar.svg"))
 
 
-def test_polar_closes_full_circles_only():
+def test_polar_closes_full_circles_only(tmp_path, monkeypatch):
     """The curve of angles all around ends where it began; an arc stays open."""
     from matplotlib.figure import Figure
 
-    from revit.evaluation import figures
-
-    drawn = {}
-
-    class Kept(Figure):
-        def savefig(self, *args, **kwargs):
-            drawn["lines"] = self.axes[0].lines[0].get_xydata()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("matplotlib.figure.Figure", Kept)
-        patch.setattr(figures, "whole_file", lambda path: open("/dev/null", "wb"))
-        draw_polar([270, 0, 90, 180], {"a": [4, 1, 2, 3]}, "x.png")
-        assert drawn["lines"][:, 1].tolist() == [1, 2, 3, 4, 1]
-        draw_polar([0, 30, 60, 90], {"a": [1, 2, 3, 4]}, "x.png")
-        assert drawn["lines"][:, 1].tolist() == [1, 2, 3, 4]
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self.axes[0].lines[0].get_ydata().tolist()))
+    draw_polar([270, 0, 90, 180], {"a": [4, 1, 2, 3]}, tmp_path / "x.png")
+    draw_polar([0, 30, 60, 90], {"a": [1, 2, 3, 4]}, tmp_path / "x.png")
+    assert drawn == [[1, 2, 3, 4, 1], [1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +165,10 @@ def test_settings_of_the_user_do_not_matter_and_stay(tmp_path):
         (lambda path: draw_confusion([[1, 2]], ["a", "b"], path), r"2 classes need a matrix of 2 x 2, got shape \[1, 2\]"),
         (lambda path: draw_calibration([CalibrationBin(0, 1, 0, None, None)], path), "all calibration bins are empty"),
         (lambda path: draw_polar([], {"a": []}, path), "at least one angle and one series"),
-        (lambda path: draw_sheet(np.zeros((101, 1, 2, 2)), [""] * 101, path), r"1 to 100 images .* got \[101, 1, 2, 2\] and 101"),
+        (
+            lambda path: draw_sheet(np.zeros((101, 1, 2, 2)), [""] * 101, path),
+            r"1 to 100 images .* got \[101, 1, 2, 2\] and 101",
+        ),
         (lambda path: draw_sheet(np.zeros((2, 1, 2, 2)), [""], path), "with a title each"),
     ],
 )

@@ -14,13 +14,15 @@ LABELS = [0, 1, 1, 2, 2, 0]
 
 def area_by_pairs(scores, positive):
     """The share of (positive, negative) pairs that are ranked rightly; ties count half."""
-    pairs = [(p, n) for p, is_p in zip(scores, positive) for n, is_n in zip(scores, positive) if is_p and not is_n]
+    ups = [score for score, is_positive in zip(scores, positive, strict=True) if is_positive]
+    downs = [score for score, is_positive in zip(scores, positive, strict=True) if not is_positive]
+    pairs = [(p, n) for p in ups for n in downs]
     return sum(1.0 if p > n else 0.5 if p == n else 0.0 for p, n in pairs) / len(pairs)
 
 
 def calibration_by_loops(rows, labels):
     bins = {}
-    for row, label in zip(rows, labels):
+    for row, label in zip(rows, labels, strict=True):
         confidence = max(row)
         bins.setdefault(min(int(confidence * 15), 14), []).append((confidence, row.index(confidence) == label))
     gaps = [abs(sum(c for c, _ in members) - sum(right for _, right in members)) for members in bins.values()]
@@ -37,7 +39,7 @@ def test_a_case_by_hand():
     assert (a.name, a.support, a.precision, a.recall, a.f1) == ("a", 2, pytest.approx(2 / 3), 1, pytest.approx(0.8))
     assert (b.support, b.precision, b.recall, b.f1) == (2, 1, 0.5, pytest.approx(2 / 3))
     assert (c.support, c.precision, c.recall, c.f1, c.auroc) == (2, 1, 1, 1, 1)
-    assert b.auroc == pytest.approx((4 + 1.5 + 1) / 8)  # 0.8 beats four; 0.3 beats 0.2 and 0.05 and ties with two
+    assert b.auroc == pytest.approx((4 + 2 + 1) / 8)  # 0.8 beats four; 0.3 beats 0.2 and 0.05 and ties with two
     assert scores.loss == pytest.approx(-sum(math.log(p) for p in (0.7, 0.3, 0.8, 0.4, 0.9, 0.6)) / 6)
     assert scores.calibration_error == pytest.approx((0.3 + 0.5 + 0.2 + 0.6 + 0.1 + 0.4) / 6, abs=1e-6)
     filled = {i: b for i, b in enumerate(scores.calibration) if b.count}

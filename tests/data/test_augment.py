@@ -1,0 +1,196 @@
+"""Augmentation against the plain operations that it must be, and image by image whatever the batch is."""
+
+import numpy as np
+import pytest
+import torch
+
+from revit.data.augment import AugmentOptions, augment, crops, mix, partners
+from revit.data.spec import Crop
+
+
+def images(count=6, channels=3, height=12, width=12):
+    return torch.rand(count, channels, height, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+EVERYTHING = AugmentOptions(
+    rotate=180, shift=2, flip=True, flip_vertical=True, brightness=0.3, contrast=0.3, saturation=0.3, hue=0.1
+)
+
+
+def test_nothing_by_default():
+    x = images()
+    assert augment(x, AugmentOptions(), np.arange(6), 0, 0) is x
+
+
+def test_an_image_does_not_depend_on_its_batch():
+    x = images()
+    whole = augment(x, EVERYTHING, np.arange(6), 3, 1)
+    for i in range(6):
+        alone = augment(x[i : i + 1], EVERYTHING, np.array([i]), 3, 1)
+        assert torch.allclose(alone[0], whole[i], atol=1e-14, rtol=0)
+    assert not torch.allclose(whole, augment(x, EVERYTHING, np.arange(6), 3, 2))  # another epoch
+
+
+def test_quarter_turns_are_rot90():
+    x = images(64)
+    turned = augment(x, AugmentOptions(rotate=180, rotate_step=90), np.arange(64), 0, 0)
+    found = []
+    for before, after in zip(x, turned, strict=True):
+        matches = [k for k in range(4) if torch.allclose(torch.rot90(before, k, (-2, -1)), after, atol=1e-12)]
+        assert len(matches) == 1
+        found += matches
+    assert set(found) == {0, 1, 2, 3}
+    assert max(found.count(k) for k in range(4)) < 32  # no angle is drawn twice as often
+
+
+def test_steps_of_45_degrees():
+    x = images(64, 1, 33, 33)
+    turned = augment(x, AugmentOptions(rotate=180, rotate_step=45), np.arange(64), 0, 0)
+    quarter = sum(
+        any(torch.allclose(torch.rot90(before, k, (-2, -1)), after, atol=1e-9) for k in range(4))
+        for before, after in zip(x, turned, strict=True)
+    )
+    assert 20 <= quarter <= 44  # half of the eight steps
+
+
+def test_small_steps_stay_within_the_angle():
+    options = AugmentOptions(rotate=30, rotate_step=15)
+    x = torch.zeros(200, 1, 41, 41, dtype=torch.float64)
+    x[:, :, 20, 40] = 1  # a point at 0 degrees, seen from the centre
+    turned = augment(x, options, np.arange(200), 0, 0)
+    where = turned.flatten(1).argmax(1)
+    angles = np.degrees(np.arctan2(20 - (where // 41).numpy(), (where % 41).numpy() - 20))
+    assert set(np.round(angles / 15).astype(int)) == {-2, -1, 0, 1, 2}
+
+
+def test_turns_are_counter_clockwise_as_everywhere_here():
+    x = torch.zeros(400, 1, 41, 41, dtype=torch.float64)
+    x[:, :, 20, 38] = 1
+    turned = augment(x, AugmentOptions(rotate=20, rotate_step=20), np.arange(400), 0, 0)
+    from revit.data.randomness import uniforms
+
+    draws = uniforms(np.arange(400), 5, 0, 0, "geometry")[:, 0]
+    steps = np.floor(draws * 3) - 1  # -20, 0, 20 degrees
+    rows = (turned.flatten(1).argmax(1) // 41).numpy()
+    assert (rows[steps > 0] < 20).all() and (rows[steps < 0] > 20).all() and (rows[steps == 0] == 20).all()
+
+
+def test_shift_moves_whole_pixels_and_brings_in_black():
+    x = images(40)
+    shifted = augment(x, AugmentOptions(shift=3), np.arange(40), 0, 0)
+    seen = set()
+    for before, after in zip(x, shifted, strict=True):
+        padded = torch.nn.functional.pad(before, (3, 3, 3, 3))
+        places = [
+            (dy, dx) for dy in range(7) for dx in range(7) if torch.allclose(padded[:, dy : dy + 12, dx : dx + 12], after, atol=1e-9)
+        ]
+        assert len(places) == 1
+        seen |= set(places)
+    assert len(seen) > 15
+
+
+def test_flips_are_flips():
+    x = images(40)
+    for options, axis in ((AugmentOptions(flip=True), -1), (AugmentOptions(flip_vertical=True), -2)):
+        result = augment(x, options, np.arange(40), 0, 0)
+        flipped = [torch.allclose(after, before.flip(axis), atol=1e-9) for before, after in zip(x, result, strict=True)]
+        kept = [torch.allclose(after, before, atol=1e-9) for before, after in zip(x, result, strict=True)]
+        assert all(a != b for a, b in zip(flipped, kept, strict=True))
+        assert 8 < sum(flipped) < 32
+
+
+def test_turning_is_about_the_centre_at_even_and_odd_sizes():
+    for size in (12, 13):
+        x = images(30, 1, size, size)
+        turned = augment(x, AugmentOptions(rotate=180, rotate_step=180), np.arange(30), 0, 0)
+        assert all(
+            torch.allclose(a, b, atol=1e-9) or torch.allclose(a, b.flip(-1, -2), atol=1e-9)
+            for a, b in zip(turned, x, strict=True)
+        )
+
+
+@pytest.mark.parametrize("option", ["brightness", "contrast", "saturation", "hue"])
+def test_colours_change_and_stay_in_range(option):
+    x = images(16)
+    changed = augment(x, AugmentOptions(**{option: 0.4}), np.arange(16), 0, 0)
+    assert changed.shape == x.shape and changed.min() >= 0 and changed.max() <= 1
+    assert not torch.allclose(changed, x)
+
+
+def test_brightness_multiplies():
+    x = 0.5 * images(50, 1)
+    ratio = augment(x, AugmentOptions(brightness=0.2), np.arange(50), 0, 0) / x
+    factors = ratio.flatten(1)
+    assert torch.allclose(factors.amax(1), factors.amin(1))
+    assert 0.8 <= factors.min() < 0.9 and 1.1 < factors.max() <= 1.2
+
+
+def test_grey_images_have_no_colour_to_change():
+    x = images(4, 1)
+    assert augment(x, AugmentOptions(saturation=0.5, hue=0.5), np.arange(4), 0, 0) is x
+
+
+def test_crops_have_the_area_and_shape_that_was_asked_for():
+    boxes = crops(AugmentOptions(crop_scale=0.08), np.arange(2000), 0, 0)
+    shares = []
+    for crop in boxes:
+        top, left, tall, wide = crop.box(300, 400)
+        assert 0 <= top <= 300 - tall and 0 <= left <= 400 - wide
+        shares.append(tall * wide / (300 * 400))
+    assert 0.07 < min(shares) < 0.1 and 0.85 < max(shares) <= 1
+    assert crops(AugmentOptions(), np.arange(3), 0, 0) is None
+
+
+def test_whole_crop_is_the_whole_image():
+    assert Crop(1.0, 0.5, 0.3, 0.3).box(24, 24) == (0, 0, 24, 24)
+
+
+def test_mixup_is_a_weighted_sum_of_images_and_targets():
+    x, other = images(200), images(200).flip(1) + 1
+    targets, other_targets = torch.eye(2, dtype=torch.float64)[[0] * 200], torch.eye(2, dtype=torch.float64)[[1] * 200]
+    mixed, soft = mix(x, other, targets, other_targets, AugmentOptions(mixup=0.4), np.arange(200), 0, 0)
+    share = soft[:, 0]
+    assert torch.allclose(mixed, share[:, None, None, None] * x + (1 - share)[:, None, None, None] * other)
+    assert torch.allclose(soft.sum(1), torch.ones(200, dtype=torch.float64))
+    assert abs(share.mean() - 0.5) < 0.1 and share.std() > 0.3  # beta(0.4, 0.4) is bimodal: deviation 0.37
+
+
+def test_cutmix_is_a_rectangle_and_targets_are_its_area():
+    x, other = torch.zeros(100, 1, 20, 20), torch.ones(100, 1, 20, 20)
+    targets, other_targets = torch.eye(2)[[0] * 100], torch.eye(2)[[1] * 100]
+    mixed, soft = mix(x, other, targets, other_targets, AugmentOptions(cutmix=1.0), np.arange(100), 0, 0)
+    assert torch.allclose(mixed.mean(dim=(1, 2, 3)), soft[:, 1])
+    for image in mixed[:, 0]:
+        rows, columns = image.amax(1).nonzero().flatten(), image.amax(0).nonzero().flatten()
+        if len(rows):
+            assert image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].min() == 1
+            assert image.sum() == len(rows) * len(columns)
+
+
+def test_mixup_and_cutmix_share_the_images():
+    x, other = torch.zeros(200, 1, 8, 8), torch.ones(200, 1, 8, 8)
+    targets = torch.eye(2)[[0] * 200]
+    mixed, _ = mix(x, other, targets, targets, AugmentOptions(mixup=1.0, cutmix=1.0), np.arange(200), 0, 0)
+    hard = sum(bool(((image == 0) | (image == 1)).all()) for image in mixed)
+    assert 70 < hard < 130
+
+
+def test_partners_are_others_and_belong_to_the_sample():
+    found = partners(np.arange(50), 50, 0, 0)
+    assert not np.any(found == np.arange(50)) and found.min() >= 0 and found.max() < 50
+    assert np.array_equal(partners(np.array([7, 9]), 50, 0, 0), found[[7, 9]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shift": -1}, "augment.shift must be 0 or more, got -1"),
+        ({"hue": 0.7}, "augment.hue must be at most 0.5, got 0.7"),
+        ({"contrast": 2}, "augment.contrast must be at most 1, got 2"),
+        ({"fill": "grey"}, "augment.fill must be zeros, border, reflection, got 'grey'"),
+        ({"rotate": 10, "rotate_step": 45}, "augment.rotate_step"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        AugmentOptions(**options)
