@@ -136,8 +136,10 @@ def download(
     _check_https(url)
     algorithm, wanted = ("md5", md5) if md5 else ("sha256", sha256)
     part = path.with_name(f"{path.name}.part")
+    if path.exists():
+        return
     with _alone(path):
-        if path.exists():
+        if path.exists():  # another process was first
             return
         _transfer_patiently(url, part, max_bytes, progress, opener)
         found = checksum(part, algorithm)
@@ -204,7 +206,7 @@ def _opened(path: Path, mode: str) -> IO[bytes]:
     try:
         return cast(IO[bytes], open(path, mode))
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror}); choose another --data-root") from error
+        raise DataError(f"{path.parent}: cannot be written to ({error.strerror}); choose another --data-root") from error
 
 
 def _append(file: IO[bytes], chunk: bytes, part: Path) -> None:

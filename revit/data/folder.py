@@ -33,11 +33,11 @@ def folder(options: DataOptions, progress: Progress | None = None) -> Dataset:
     skipped = _bad_files(files, scan, options)
     files = files.only(~np.isin(np.arange(len(files.paths)), [i for i, _ in scan.bad]))
     _check(files)
+    keeps = scan.one_size and len(files.paths) * _bytes(scan) <= options.memory_gb * 2**30
     splits: list[Images] = []
     for part in _WORDS:
         chosen = files.only(files.parts == part)
         images = FileImages(chosen.paths, chosen.labels, scan.fit)
-        keeps = scan.one_size and len(files.paths) * _bytes(scan) <= options.memory_gb * 2**30
         splits.append(_keep(images, scan, options.on_bad, skipped) if keeps else images)
     spec = DataSpec(
         name="folder",

@@ -142,15 +142,16 @@ def _quiet() -> Iterator[None]:
     """Keeps what libraries have to say about odd files to itself. The settings for this are global, so threads take turns."""
     with _QUIET, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        before = [log.propagate for log in _LOGS]
         for log in _LOGS:
             log.addHandler(_NOWHERE)
             log.propagate = False
         try:
             yield
         finally:
-            for log in _LOGS:
+            for log, propagate in zip(_LOGS, before, strict=True):
                 log.removeHandler(_NOWHERE)
-                log.propagate = True
+                log.propagate = propagate
 
 
 def _encoded(file: IO[bytes]) -> EncodedImage:

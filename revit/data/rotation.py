@@ -13,7 +13,7 @@ CHUNK = 2048
 def turn_digits(images: NDArray[np.uint8], degrees: NDArray[np.float64]) -> NDArray[np.uint8]:
     """Turns each image [H, W] of [N, H, W] counter-clockwise about its centre by its own angle [N].
 
-    Bilinear, zero outside. In float64, so that multiples of 90 degrees are `np.rot90` after rounding.
+    Bilinear, zero outside; multiples of 90 degrees are `np.rot90`. In float64, so that all machines round to the same bytes.
     """
     if images.ndim != 3 or len(images) != len(degrees):
         raise ValueError(f"images [N, H, W] need as many angles, got shape {list(images.shape)} and {len(degrees)} angles")

@@ -30,7 +30,7 @@ PROTOCOL = 1  # raised with every change of what `rebuild` gives, so that no old
 TRAIN_AMAT = "mnist_all_rotation_normalized_float_train_valid.amat"
 TEST_AMAT = "mnist_all_rotation_normalized_float_test.amat"
 OFFICIAL_FOLDERS = (".", "mnist_rotation_new", "rotmnist")
-MAX_BYTES = 2 * 2**30  # of text; the archive unpacks to about 0.7 GB
+MAX_BYTES = 2 * 2**30  # of text: 62,000 lines of 34,000 characters
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,12 @@ def _scan(paths: Sequence[str], is_train: NDArray[np.bool_], size: int | None, p
                     bad[i] = reason(error, paths[i])
             progress(len(paths) + done + 1, total)
 
-    mean, std = _statistics(training_images(), paths, bad)
+    images = training_images()
+    first = next(images, None)
+    if first is None:
+        i = min(i for i in bad if is_train[i])
+        raise DataError(f"none of the training images can be read; the first: {printable(paths[i])}: {bad[i]}")
+    mean, std = channel_statistics(chain([first], images))
     one_size = all((header.height, header.width) == fit.size for i, header in headers.items() if i not in bad)
     return Scan(fit.channels, fit.size, fit.floating, one_size, mean, std, tuple(sorted(bad.items())))
 
@@ -100,17 +106,6 @@ def _fit(headers: list[ImageHeader], size: int | None) -> Fit:
     usable = [header for header in headers if Fit(channels, (1, 1)).takes(header.channels)]
     chosen = (size, size) if size is not None else _size([(header.height, header.width) for header in usable])
     return Fit(channels, chosen, floating=any(header.floating for header in usable))
-
-
-def _statistics(
-    images: Iterator[Pixels], paths: Sequence[str], bad: dict[int, str]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    try:
-        return channel_statistics(images)
-    except DataError as error:
-        first = min(bad, default=None)
-        text = "" if first is None else f"; the first: {printable(paths[first])}: {bad[first]}"
-        raise DataError(f"none of the training images can be read{text}") from error
 
 
 def reason(error: BadImage, path: str) -> str:

@@ -42,8 +42,8 @@ def growing_csv(path: Path, header: Sequence[str]) -> Iterator[Callable[[Sequenc
 
 
 class _Lines:
-    """Ends rows with a line feed. The csv module quotes no control characters but those of its own line end, and the names of
-    files may hold both of "\\r\\n", so it must write these."""
+    """Ends rows with a line feed. The csv module only quotes the characters of its own line end; as names of files may hold a
+    carriage return too, it must write both, and one is taken away here."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file

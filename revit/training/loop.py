@@ -12,9 +12,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revit.data.loader import Batch, EvalLoader, TrainLoader
@@ -155,13 +157,14 @@ class Training:
         culprits: list[str] = []
         for i, part in enumerate(parts):
             images, targets = self.train_loader.prepare(part, progress.epoch, accelerator.device, self.dtype)
+            self._check_pixels(images, part)
             with self._exchanged(i == len(parts) - 1), accelerator.autocast():
                 logits = self.wrapped(images)
                 losses = F.cross_entropy(logits, targets, label_smoothing=self.options.label_smoothing, reduction="none")
                 # The mean over the batch of all processes: their gradients are averaged, hence the factor.
                 accelerator.backward(losses.sum() * (accelerator.num_processes / part.planned))
             broken = ~torch.isfinite(losses.detach())
-            culprits += [self.train_loader.images.name(int(s)) for s in part.samples[broken.cpu().numpy()]]
+            culprits += self._names(part.samples[broken.cpu().numpy()])
             right = logits.argmax(1) == targets.argmax(1)
             sums[:4] += torch.stack([t.double().sum() for t in (losses.detach(), right, torch.ones_like(right), broken)])
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip or math.inf)
@@ -171,22 +174,29 @@ class Training:
             sums = accelerator.reduce(sums)
         loss, correct, images_seen, broken_losses, stop = sums.tolist()
         if broken_losses:
-            raise TrainingError(self._diverged(culprits, parts))
+            everything = self._names(np.concatenate([part.samples for part in parts]))
+            what = "the loss of" if culprits else "the gradient of a batch with"
+            raise TrainingError(self._broken(what, culprits or everything))
         self.optimizer.step()
         return Step(loss, int(correct), int(images_seen), bool(stop))
+
+    def _check_pixels(self, images: Tensor, part: Batch) -> None:
+        broken = ~torch.isfinite(images).flatten(1).all(1)
+        if broken.any():
+            raise TrainingError(self._broken("the pixels of", self._names(part.samples[broken.cpu().numpy()])))
 
     def _exchanged(self, last: bool) -> AbstractContextManager[Any]:
         """Processes exchange gradients once a step, with its last part."""
         return nullcontext() if last else self.accelerator.no_sync(self.wrapped)
 
-    def _diverged(self, culprits: list[str], parts: list[Batch]) -> str:
-        names = culprits or [self.train_loader.images.name(int(s)) for part in parts for s in part.samples]
-        what = "the loss of" if culprits else "the gradient of a batch with"
+    def _names(self, samples: NDArray[np.int64]) -> list[str]:
+        return [self.train_loader.images.name(int(sample)) for sample in samples]
+
+    def _broken(self, what: str, names: list[str]) -> str:
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        where = f"epoch {self.progress.epoch + 1}, step {self.progress.step + 1}"
         return (
-            f"{where}: {what} {shown} is not a finite number; {self.folder.last} keeps the last good state."
-            " Look at these images, or lower --train.lr"
+            f"epoch {self.progress.epoch + 1}, step {self.progress.step + 1}: {what} {shown} is not a finite number;"
+            f" {self.folder.last} keeps the last good state. Look at these images, or lower --train.lr"
         )
 
     def _validate(self) -> dict[str, Any]:

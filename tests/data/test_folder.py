@@ -144,6 +144,8 @@ def test_natural_order():
 def test_classes_called_train_and_test(tmp_path):
     classes(tmp_path, names=("train", "bus", "test"))
     assert open_folder(tmp_path).spec.classes == ("bus", "test", "train")
+    classes(tmp_path / "train", names=("steam", "electric"))
+    assert open_folder(tmp_path).spec.classes == ("bus", "test", "train")
 
 
 def test_grey_and_colour_become_colour(tmp_path):

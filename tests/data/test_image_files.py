@@ -1,38 +1,16 @@
 """Each format against arrays that are known, and files of which none may do more harm than one `BadImage`."""
 
 import os
-import sys
 import zlib
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageFile
 
 from revit.data import image_files
 from revit.data.image_files import image_header, is_image_name, printable, read_image
-from revit.data.spec import BadImage, DataError
-
-tifffile = pytest.importorskip("tifffile")
-RANDOM = np.random.default_rng(0)
-GREY = RANDOM.integers(0, 256, (7, 5), dtype=np.uint8)
-COLOUR = RANDOM.integers(0, 256, (7, 5, 3), dtype=np.uint8)
-DEEP = RANDOM.integers(0, 65536, (7, 5), dtype=np.uint16)
-
-
-def check(path, expected):
-    """Pixels and header, where the expected array is [H, W] or [H, W, C]."""
-    expected = expected[None] if expected.ndim == 2 else expected.transpose(2, 0, 1)
-    image = read_image(path)
-    assert image.dtype == expected.dtype and image.flags.c_contiguous and image.flags.writeable
-    np.testing.assert_array_equal(image, expected)
-    assert image_header(path) == (*expected.shape, expected.dtype == np.float32)
-
-
-def bad(path, match):
-    """Reading fails in one line that names the file and the reason."""
-    with pytest.raises(BadImage, match=match) as caught:
-        read_image(path)
-    assert str(caught.value).startswith(f"{printable(path)}: ") and "\n" not in str(caught.value) and ";" in str(caught.value)
+from revit.data.spec import BadImage
+from tests.data.image_checks import COLOUR, DEEP, GREY, RANDOM, bad, check, turned_upright
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.pgm", "a.tif", "a.PNG"])
@@ -110,14 +88,11 @@ def test_orientation_is_applied(tmp_path, orientation):
     image = Image.fromarray(COLOUR)
     image.save(tmp_path / "a.png", exif=exif)
     image.save(tmp_path / "a.tif", tiffinfo={274: orientation})
-    tifffile.imwrite(tmp_path / "deep.tif", COLOUR.astype(np.uint16), photometric="rgb", extratags=[(274, "H", 1, orientation)])
-    image.getexif()[0x0112] = orientation
-    upright = np.asarray(ImageOps.exif_transpose(image))
+    upright = turned_upright(COLOUR, orientation)
     if orientation == 6:
         np.testing.assert_array_equal(upright, np.rot90(COLOUR, -1))
     check(tmp_path / "a.png", upright)
     check(tmp_path / "a.tif", upright)
-    check(tmp_path / "deep.tif", upright.astype(np.float32) / 65535)
 
 
 def test_turned_jpeg(tmp_path):
@@ -157,92 +132,6 @@ def test_content_decides_not_the_name(tmp_path):
     (tmp_path / "b.npy").rename(tmp_path / "b.tif")
     check(tmp_path / "a.jpg", COLOUR)
     check(tmp_path / "b.tif", GREY)
-
-
-@pytest.mark.parametrize(
-    ("shape", "options"),
-    [
-        ((7, 5, 6), {"planarconfig": "contig"}),
-        ((7, 5, 2), {"planarconfig": "contig"}),  # unnamed channels, not grey with alpha
-        ((2, 2, 4), {"planarconfig": "contig"}),  # the file says which axis is which
-    ],
-)
-def test_tiff_with_many_channels(tmp_path, shape, options):
-    array = RANDOM.integers(0, 256, shape, dtype=np.uint8)
-    tifffile.imwrite(tmp_path / "a.tif", array, photometric="minisblack", **options)
-    check(tmp_path / "a.tif", array)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"imagej": True, "metadata": {"axes": "CYX"}}, {"ome": True, "metadata": {"axes": "CYX"}}]
-)
-def test_tiff_with_a_page_for_each_channel(tmp_path, options):
-    array = RANDOM.integers(0, 256, (4, 7, 5), dtype=np.uint8)
-    tifffile.imwrite(tmp_path / "a.tif", array, photometric="minisblack", **options)
-    check(tmp_path / "a.tif", array.transpose(1, 2, 0))
-
-
-@pytest.mark.parametrize("axes", ["ZYX", "TYX"])
-def test_tiff_of_times_or_depths_gives_the_first(tmp_path, axes):
-    array = RANDOM.integers(0, 65536, (4, 7, 5), dtype=np.uint16)
-    tifffile.imwrite(tmp_path / "a.tif", array, imagej=True, metadata={"axes": axes})
-    check(tmp_path / "a.tif", array[0].astype(np.float32) / 65535)
-
-
-def test_tiff_with_16_bit_colours(tmp_path):
-    array = RANDOM.integers(0, 65536, (7, 5, 4), dtype=np.uint16)
-    scaled = array[..., :3].astype(np.float32) / 65535
-    for name, pixels, options in (
-        ("plain.tif", array[..., :3], {}),
-        ("packed.tif", array[..., :3], {"compression": "zlib"}),
-        ("big.tif", array[..., :3], {"bigtiff": True, "byteorder": ">"}),
-        ("alpha.tif", array, {}),
-    ):
-        tifffile.imwrite(tmp_path / name, pixels, photometric="rgb", **options)
-        check(tmp_path / name, scaled)
-    tifffile.imwrite(tmp_path / "planes.tif", array[..., :3].transpose(2, 0, 1), photometric="rgb", planarconfig="separate")
-    check(tmp_path / "planes.tif", scaled)
-
-
-def test_tiff_of_floats(tmp_path):
-    array = RANDOM.normal(size=(7, 5, 3)).astype(np.float32)
-    tifffile.imwrite(tmp_path / "colour.tif", array, photometric="rgb")
-    tifffile.imwrite(tmp_path / "grey.tif", array[..., 0])
-    check(tmp_path / "colour.tif", array)
-    check(tmp_path / "grey.tif", array[..., 0])
-    array[3, 2] = np.nan
-    tifffile.imwrite(tmp_path / "grey.tif", array[..., 0])
-    bad(tmp_path / "grey.tif", "not finite")
-
-
-def test_tiff_that_is_no_image(tmp_path, capfd):
-    tifffile.imwrite(tmp_path / "ints.tif", GREY.astype(np.int32))
-    bad(tmp_path / "ints.tif", "values are int32; save it as uint8")
-    tifffile.imwrite(tmp_path / "volume.tif", np.zeros((2, 3, 7, 5), np.uint16), ome=True, metadata={"axes": "ZCYX"})
-    bad(tmp_path / "volume.tif", "axes are ZCYX")
-    tifffile.imwrite(tmp_path / "many.tif", np.zeros((66, 66, 65), np.uint8), photometric="minisblack", planarconfig="contig")
-    bad(tmp_path / "many.tif", "65 channels, more than 64")
-    assert capfd.readouterr() == ("", "")  # Pillow has an opinion on 65 channels
-
-
-def test_packages_that_are_missing(tmp_path, monkeypatch):
-    """The image may be fine, so this is no `BadImage` that could be skipped."""
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((7, 5, 3), np.uint16), photometric="rgb")
-    for package in ("tifffile", "PIL"):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(DataError, match="a.tif: .*pip install") as caught:
-            read_image(tmp_path / "a.tif")
-        assert not isinstance(caught.value, BadImage)
-
-
-def test_codec_that_is_missing(tmp_path, monkeypatch):
-    def asarray(self, **options):
-        raise ValueError("<COMPRESSION.LZW: 5> requires the 'imagecodecs' package")
-
-    monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", asarray)
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((7, 5, 3), np.uint16), photometric="rgb")
-    with pytest.raises(DataError, match="pip install imagecodecs"):
-        read_image(tmp_path / "a.tif")
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", "f2", "f4", ">f8"])
@@ -322,19 +211,6 @@ def test_bombs_are_not_decoded(tmp_path, monkeypatch, side):
         image_header(tmp_path / "bomb.png")
 
 
-def test_limits_of_other_kinds(tmp_path, monkeypatch):
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((7, 5, 3), np.uint16), photometric="rgb")
-    monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", lambda *args, **kwargs: pytest.fail("decoded"))
-    with monkeypatch.context() as patch:
-        patch.setattr(image_files, "MAX_PIXELS", 34)
-        bad(tmp_path / "a.tif", "7 x 5 pixels are too many")
-    with monkeypatch.context() as patch:
-        patch.setattr(image_files, "MAX_SAMPLES", 104)
-        bad(tmp_path / "a.tif", "7 x 5 pixels are too many")
-    monkeypatch.setattr(image_files, "MAX_BYTES", 99)
-    bad(tmp_path / "a.tif", "bytes, more than the 99")
-
-
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.gif", "a.webp", "a.bmp", "a.tif", "a.ppm"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_truncated(tmp_path, name, share, capfd):
@@ -344,39 +220,6 @@ def test_truncated(tmp_path, name, share, capfd):
     (tmp_path / name).write_bytes(data[: int(share * len(data))])
     bad(tmp_path / name, "damaged")
     assert capfd.readouterr() == ("", "")
-
-
-def test_truncated_deep_tiff(tmp_path, capfd):
-    tifffile.imwrite(tmp_path / "a.tif", RANDOM.integers(0, 256, (64, 64, 3), dtype=np.uint16), photometric="rgb")
-    data = (tmp_path / "a.tif").read_bytes()
-    for size in (9, 100, len(data) // 2, len(data) - 1):
-        (tmp_path / "a.tif").write_bytes(data[:size])
-        bad(tmp_path / "a.tif", "damaged")
-    assert capfd.readouterr() == ("", "")
-
-
-def test_random_damage_never_escapes(tmp_path):
-    """Bytes are changed at random: the result is an image or a `BadImage`, without warnings (which are errors here)."""
-    Image.fromarray(COLOUR).save(tmp_path / "a.png")
-    Image.fromarray(COLOUR).save(tmp_path / "a.jpg", exif=Image.Exif())
-    Image.fromarray(COLOUR).save(tmp_path / "a.tif", tiffinfo={274: 6})
-    Image.fromarray(GREY).save(tmp_path / "a.gif")
-    tifffile.imwrite(tmp_path / "deep.tif", COLOUR.astype(np.uint16), photometric="rgb")
-    np.save(tmp_path / "a.npy", COLOUR)
-    images = 0
-    random = np.random.default_rng(1)
-    for name in ("a.png", "a.jpg", "a.tif", "a.gif", "deep.tif", "a.npy"):
-        data = np.fromfile(tmp_path / name, dtype=np.uint8)
-        for _ in range(60):
-            broken = data.copy()
-            broken[random.integers(0, min(len(data), 300), 3)] = random.integers(0, 256, 3)
-            broken.tofile(tmp_path / "broken")
-            try:
-                assert read_image(tmp_path / "broken").ndim == 3
-                images += 1
-            except BadImage:
-                continue
-    assert 0 < images < 360
 
 
 def test_things_that_are_no_images(tmp_path):
@@ -417,3 +260,26 @@ def test_names_that_cannot_be_printed(tmp_path):
 def test_suffixes():
     assert is_image_name("n01440764_10026.JPEG") and is_image_name("a.b.tiff")
     assert not is_image_name("png") and not is_image_name("notes.txt") and not is_image_name("a.svg")
+
+
+def test_random_damage_never_escapes(tmp_path):
+    """Bytes are changed at random: the result is an image or a `BadImage`, without warnings (which are errors here)."""
+    Image.fromarray(COLOUR).save(tmp_path / "a.png")
+    Image.fromarray(COLOUR).save(tmp_path / "a.jpg", exif=Image.Exif())
+    Image.fromarray(COLOUR).save(tmp_path / "a.tif", tiffinfo={274: 6})
+    Image.fromarray(GREY).save(tmp_path / "a.gif")
+    np.save(tmp_path / "a.npy", COLOUR)
+    images = 0
+    random = np.random.default_rng(1)
+    for name in ("a.png", "a.jpg", "a.tif", "a.gif", "a.npy"):
+        data = np.fromfile(tmp_path / name, dtype=np.uint8)
+        for _ in range(60):
+            broken = data.copy()
+            broken[random.integers(0, min(len(data), 300), 3)] = random.integers(0, 256, 3)
+            broken.tofile(tmp_path / "broken")
+            try:
+                assert read_image(tmp_path / "broken").ndim == 3
+                images += 1
+            except BadImage:
+                continue
+    assert 0 < images < 300

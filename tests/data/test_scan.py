@@ -186,6 +186,18 @@ def test_no_training_image(tmp_path):
         look(paths, train=[True, False, False])
 
 
+def test_missing_codec_is_not_taken_for_bad_images(tmp_path, monkeypatch):
+    tifffile = pytest.importorskip("tifffile")
+
+    def asarray(self, **options):
+        raise ValueError("<COMPRESSION.LZW: 5> requires the 'imagecodecs' package")
+
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((7, 5, 3), np.uint16), photometric="rgb")
+    monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", asarray)
+    with pytest.raises(DataError, match="pip install imagecodecs"):
+        look([str(tmp_path / "a.tif")])
+
+
 def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("REVIT_CACHE", str(tmp_path / "file" / "cache"))

@@ -122,15 +122,25 @@ def test_sheet(channels, heading, tmp_path):
     found = words(tmp_path / "sheet.svg")
     assert [text for text in found if text.startswith("no")] == [f"no {i}" for i in range(5)]
     assert heading in found if heading else len(found) == 5
-    (tmp_path / "sheet.svg").unlink()
-    draw_sheet(images, [""] * 5, tmp_path / "sheet.png")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sheet_shows_the_pixels(channels, tmp_path):
+    from PIL import Image
+
+    pixels = np.zeros((2, channels, 1, 2))
+    pixels[1, 0] = 1  # the second image is white, or red
+    draw_sheet(pixels, ["black", "bright"], tmp_path / "sheet.png")
     check_png(tmp_path / "sheet.png")
+    shown = np.asarray(Image.open(tmp_path / "sheet.png").convert("RGB"))
+    row = shown[int(0.7 * len(shown))]
+    assert row[len(row) // 4].tolist() == [0, 0, 0]
+    assert row[3 * len(row) // 4].tolist() == ([255, 255, 255] if channels == 1 else [255, 0, 0])
 
 
 def test_names_of_any_kind(tmp_path):
     """Letters that no font has, broken encodings, line breaks and signs of formulas neither warn nor stop."""
     names = ["日本語", "caf\udce9", "a\nb", "$\\frac{1$", "x" * 300]
-    draw_sheet(torch.rand(5, 1, 4, 4), names, tmp_path / "sheet.png")
     draw_confusion(np.eye(5, dtype=int), names, tmp_path / "confusion.png")
     draw_sheet(torch.rand(5, 1, 4, 4), names, tmp_path / "sheet.svg")
     found = words(tmp_path / "sheet.svg")
