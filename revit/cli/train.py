@@ -22,7 +22,7 @@ from revit.data.loader import EvalLoader, Reading, Share, TrainLoader
 from revit.evaluation import draw_curves
 from revit.evaluation.collect import Outputs, collect_logits, join_outputs
 from revit.models.budget import count_parameters, match_parameters
-from revit.training.interrupt import Interrupted, stop_requests
+from revit.training.interrupt import Interrupted, StopRequest, stop_requests
 from revit.training.loop import Training
 from revit.training.progress import Watcher
 from revit.training.recipe import ModelOptions, Recipe
@@ -35,6 +35,7 @@ RECIPE is a name (`revit recipes` lists them), a YAML file, or a run folder, who
 can be changed here. On several processes: torchrun --nproc_per_node N -m revit train RECIPE ..."""
 EVAL_BATCH = 128
 RESULT = "test.json"
+PARTS = {"train": "training", "val": "validation", "test": "test"}
 
 
 def run(words: list[str]) -> int:
@@ -63,47 +64,54 @@ def run(words: list[str]) -> int:
             print(recipe.to_yaml(), end="")
             return 0
     model = _built(recipe, dataset)
-    folder = RunFolder(_out(options, accelerator))
-    if accelerator.is_main_process:
-        folder.start(recipe, resume=options.resume)
-    accelerator.wait_for_everyone()
-    spec = dataset.spec
-    console.print(
-        f"{spec.name}: {len(dataset.train):,} training, {len(dataset.val):,} validation, {len(dataset.test):,} test images"
-        f" ({spec.source})\n{recipe.model.name} {recipe.model.group}: {count_parameters(model):,} parameters"
-        f"  ->  {folder.path}",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    with stop_requests() as stop:
-        reading = _reading(recipe, accelerator)
-        train = TrainLoader(
-            dataset.train, spec, batch_size=recipe.train.batch_size, seed=recipe.train.seed, augment=recipe.augment,
-            parts=recipe.train.accumulate, reading=reading,
-        )  # fmt: skip
-        val = EvalLoader(dataset.val, spec, batch_size=EVAL_BATCH, reading=reading)
-        watchers: list[Watcher] = []
+    with RunFolder(_out(options, accelerator)) as folder, stop_requests() as stop:
         if accelerator.is_main_process:
-            watchers = [Terminal(console, recipe.train.epochs), TensorBoard(folder.path / "tb")]
-        training = Training(
-            model, train, val, recipe.train, config=checkpoint_config(recipe, spec), folder=folder, accelerator=accelerator,
-            watchers=watchers, stop=stop,
-        )  # fmt: skip
-        if options.resume and folder.last.parent.exists():
-            training.resume()
+            folder.start(recipe, resume=options.resume)
+        accelerator.wait_for_everyone()
+        console.print(_summary(recipe, dataset, model, folder), highlight=False, soft_wrap=True)
+        training = _training(model, recipe, dataset, folder, accelerator, console, stop)
         try:
+            if options.resume and folder.last.parent.exists():
+                training.resume()
             training.run()
             best = load_run(folder.path)
             outputs = _test(best, dataset, recipe, accelerator, stop.check)
+            if accelerator.is_main_process:
+                _finish(best, outputs, training, dataset, console)
         except Interrupted as interruption:
             console.print(f"stopped; `revit train {folder.path} --resume` goes on from here", highlight=False, soft_wrap=True)
             return interruption.code
         finally:
-            for watcher in watchers:
+            for watcher in training.watchers:
                 watcher.close()
-    if accelerator.is_main_process:
-        _finish(best, outputs, training, dataset, console)
     accelerator.end_training()
     return 0
+
+
+def _summary(recipe: Recipe, dataset: Dataset, model: torch.nn.Module, folder: RunFolder) -> str:
+    counts = ", ".join(f"{len(dataset.split(part)):,} {word}" for part, word in PARTS.items())
+    return (
+        f"{dataset.spec.name}: {counts} images ({dataset.spec.source})\n"
+        f"{recipe.model.name} {recipe.model.group}: {count_parameters(model):,} parameters  ->  {folder.path}"
+    )
+
+
+def _training(
+    model: torch.nn.Module, recipe: Recipe, dataset: Dataset, folder: RunFolder, accelerator: Accelerator, console: Console,
+    stop: StopRequest,
+) -> Training:  # fmt: skip
+    reading = _reading(recipe, accelerator)
+    train = TrainLoader(
+        dataset.train, dataset.spec, batch_size=recipe.train.batch_size, seed=recipe.train.seed, augment=recipe.augment,
+        parts=recipe.train.accumulate, reading=reading,
+    )  # fmt: skip
+    watchers: list[Watcher] = []
+    if accelerator.is_main_process:
+        watchers = [Terminal(console, recipe.train.epochs), TensorBoard(folder.path / "tb")]
+    return Training(
+        model, train, EvalLoader(dataset.val, dataset.spec, batch_size=EVAL_BATCH, reading=reading), recipe.train,
+        config=checkpoint_config(recipe, dataset.spec), folder=folder, accelerator=accelerator, watchers=watchers, stop=stop,
+    )  # fmt: skip
 
 
 def _read(parser: Parser, words: list[str]) -> tuple[Namespace, Recipe]:

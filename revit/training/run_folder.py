@@ -32,11 +32,18 @@ class RunError(ValueError):
 
 
 class RunFolder:
-    """A run folder that this process holds until it ends. Others get an error instead of a corrupted run."""
+    """A run folder that this process holds: `with RunFolder(path) as folder`. Others get an error, not a corrupted run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def last(self) -> Path:
@@ -76,13 +83,13 @@ class RunFolder:
 
     def _take(self) -> None:
         """A lock of the operating system: it ends with its process, however that dies."""
-        self._lock = open(self.path / "run.lock", "a+")  # noqa: SIM115 (held as long as the process lives)
+        self._lock = open(self.path / "run.lock", "a+")  # noqa: SIM115 (held as long as the run lasts)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
-            self._lock = None
+            self._lock.close()
             raise RunError(f"{self.path}: in use by {owner}; wait for it or choose another --out") from None
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {platform.node()}")

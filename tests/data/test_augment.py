@@ -82,7 +82,10 @@ def test_shift_moves_whole_pixels_and_brings_in_black():
     for before, after in zip(x, shifted, strict=True):
         padded = torch.nn.functional.pad(before, (3, 3, 3, 3))
         places = [
-            (dy, dx) for dy in range(7) for dx in range(7) if torch.allclose(padded[:, dy : dy + 12, dx : dx + 12], after, atol=1e-9)
+            (dy, dx)
+            for dy in range(7)
+            for dx in range(7)
+            if torch.allclose(padded[:, dy : dy + 12, dx : dx + 12], after, atol=1e-9)
         ]
         assert len(places) == 1
         seen |= set(places)

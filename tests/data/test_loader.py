@@ -73,7 +73,9 @@ def test_an_epoch_can_begin_anywhere():
 
 def test_epochs_differ_and_seeds_differ():
     orders = [
-        np.concatenate([part.samples for step in TrainLoader(toy(), SPEC, batch_size=8, seed=seed).batches(number) for part in step])
+        np.concatenate(
+            [part.samples for step in TrainLoader(toy(), SPEC, batch_size=8, seed=seed).batches(number) for part in step]
+        )
         for seed, number in ((0, 0), (0, 1), (1, 0))
     ]
     assert not np.array_equal(orders[0], orders[1]) and not np.array_equal(orders[0], orders[2])
@@ -147,7 +149,7 @@ def test_an_image_whose_partner_is_bad_stays_alone():
     images = Partly({0}, 8)
     loader = TrainLoader(images, SPEC, batch_size=8, augment=AugmentOptions(mixup=0.5), reading=Reading(on_bad="skip"))
     ((batch,),) = loader.batches(0)
-    x, targets = loader.prepare(batch, 0, CPU, torch.float64)
+    x, _ = loader.prepare(batch, 0, CPU, torch.float64)
     assert len(x) == 7 and torch.isfinite(x).all() and batch.other.shape == batch.images.shape
 
 

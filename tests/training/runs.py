@@ -57,7 +57,15 @@ class KillAt:
 def make_training(path, *, images=None, workers=0, on_bad="stop", augment=None, watcher=None, stop=None, model=None, **options):
     options = TrainOptions(**{"epochs": 3, "batch_size": 8, "lr": 0.01, "save_seconds": 0, **options})
     torch.manual_seed(options.seed)
-    defaults = {"group": "p4", "dims": 4, "depths": 1, "num_heads": 1, "drop_rate": 0.2, "drop_path_rate": 0.2, "window_size": 4}
+    defaults = {
+        "group": "p4",
+        "dims": 4,
+        "depths": 1,
+        "num_heads": 1,
+        "drop_rate": 0.2,
+        "drop_path_rate": 0.2,
+        "window_size": 4,
+    }
     network = create_model("revit_tiny", in_chans=1, num_classes=3, **{**defaults, **(model or {})})
     reading = Reading(workers=workers, on_bad=on_bad)
     train = TrainLoader(
@@ -68,6 +76,7 @@ def make_training(path, *, images=None, workers=0, on_bad="stop", augment=None, 
     folder.path.mkdir(parents=True, exist_ok=True)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if options.precision == "bf16" else "no")
     return Training(
-        network, train, EvalLoader(toy(20, 1), SPEC, batch_size=8, reading=reading), options, config={"recipe": Recipe().to_dict()},
-        folder=folder, accelerator=accelerator, watchers=[watcher or KillAt()], stop=StopRequest() if stop is None else stop,
+        network, train, EvalLoader(toy(20, 1), SPEC, batch_size=8, reading=reading), options,
+        config={"recipe": Recipe().to_dict()}, folder=folder, accelerator=accelerator, watchers=[watcher or KillAt()],
+        stop=StopRequest() if stop is None else stop,
     )  # fmt: skip

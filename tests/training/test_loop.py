@@ -13,12 +13,14 @@ from revit.data.augment import AugmentOptions
 from revit.training.checkpoint import read_checkpoint
 from revit.training.interrupt import Interrupted, StopRequest
 from revit.training.loop import TrainingError
-from tests.training.runs import Killed, KillAt, make_training, toy
+from tests.training.runs import KillAt, Killed, make_training, toy
 
 
 @pytest.fixture(autouse=True)
 def fresh_accelerator(monkeypatch):
-    monkeypatch.setattr("revit.training.checkpoint.os.fsync", lambda handle: None)  # these tests die in Python, not in the kernel
+    monkeypatch.setattr(
+        "revit.training.checkpoint.os.fsync", lambda handle: None
+    )  # these tests die in Python, not in the kernel
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 

@@ -118,11 +118,17 @@ def test_recipes_build_their_model_and_their_size(name):
     _, recipe = parser.read_recipe_options(name, [name])
     assert recipe.data.name in list_datasets()
     channels, size, classes = {
-        "rotmnist": (1, 28, 10), "rotmnist5k": (1, 28, 10), "cifar10": (3, 32, 10), "pcam": (3, 96, 2), "imagenet": (3, 224, 1000),
-        "folder": (3, 96, 2),
+        "rotmnist": (1, 28, 10), "rotmnist5k": (1, 28, 10), "cifar10": (3, 32, 10), "pcam": (3, 96, 2),
+        "imagenet": (3, 224, 1000), "folder": (3, 96, 2),
     }[recipe.data.name]  # fmt: skip
     spec = DataSpec(
-        recipe.data.name, channels, (size, size), tuple(map(str, range(classes))), (0.5,) * channels, (0.5,) * channels, "made here"
+        recipe.data.name,
+        channels,
+        (size, size),
+        tuple(map(str, range(classes))),
+        (0.5,) * channels,
+        (0.5,) * channels,
+        "made here",
     )
     model = build_model(recipe.model, spec)
     stated = re.search(r"\(.*?([\d.]+)([KM]) (?:parameters|here)\)", list_recipes()[name])

@@ -1,5 +1,7 @@
 """Schedules against torch's own, and at their ends."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -27,9 +29,9 @@ def test_cosine_rises_in_a_line_and_falls_to_its_end():
     options = TrainOptions(schedule="cosine", lr=1.0, warmup=0.1, lr_start=0.03, lr_end=0.0)
     rates = [learning_rate(options, step, 101) for step in range(101)]
     assert rates[0] == pytest.approx(0.03) and max(rates) == pytest.approx(1.0, rel=0.01) and rates[-1] == pytest.approx(0.0)
-    rises = [b - a for a, b in zip(rates[:9], rates[1:10], strict=True)]
+    rises = [b - a for a, b in pairwise(rates[:10])]
     assert max(rises) == pytest.approx(min(rises))
-    assert all(b < a for a, b in zip(rates[11:-1], rates[12:], strict=True))
+    assert all(b < a for a, b in pairwise(rates[11:]))
     assert momentum(options, 5, 101) == 0.9
 
 
