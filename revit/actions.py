@@ -42,7 +42,7 @@ def act_on_plane(x: Tensor, group: Group | str, element: int, *, interpolation: 
     if mirrored:
         x = x.flip(-1)
     if rest:
-        x = _interpolate(x, rotation_matrix(0, rest, group.rotations), interpolation)
+        x = interpolate_plane(x, rotation_matrix(0, rest, group.rotations), interpolation)
     return torch.rot90(x, quarters, (-2, -1))
 
 
@@ -55,7 +55,7 @@ def act_on_features(x: Tensor, group: Group | str, element: int, *, interpolatio
     return act_on_plane(x.index_select(-3, permutation), group, element, interpolation=interpolation)
 
 
-def _interpolate(x: Tensor, rotation: Tensor, mode: str) -> Tensor:
+def interpolate_plane(x: Tensor, rotation: Tensor, mode: str) -> Tensor:
     """Samples [..., H, W] at `rotation^-1` of each pixel, about the centre, zero outside."""
     if mode not in INTERPOLATIONS:
         raise ValueError(f"unknown interpolation {mode!r}; choose {', '.join(INTERPOLATIONS)}")
@@ -122,7 +122,7 @@ def _turned_functions(group: Group, kernel_size: int, filters: str, mirrored: bo
     if filters == "interpolate":
         pixels = torch.eye(kernel_size**2, dtype=torch.float64).view(-1, kernel_size, kernel_size)
         pixels = pixels.flip(-1) if mirrored else pixels
-        turned = _interpolate(pixels, rotation, "bilinear") if rest else pixels
+        turned = interpolate_plane(pixels, rotation, "bilinear") if rest else pixels
         return turned.flatten(1).T
     points = kernel_grid(kernel_size) @ rotation  # g^-1 x: the basis is evaluated there, never interpolated
     if mirrored:

@@ -48,8 +48,9 @@ def run(words: list[str]) -> int:
     parser.add_argument("--on-bad", metavar="stop|skip", type=str, help="images that cannot be read: stop, or skip and report")
     parser.add_argument("--print_config", action="store_true", help="print the whole recipe and exit")
     parser.add_recipe_options()
-    options, recipe = _read(parser, words)
-    if options.print_config and options.match_params is None:
+    print_config = "--print_config" in words  # the parser has a meaning of its own for this word, so it does not see it
+    options, recipe = _read(parser, [word for word in words if word != "--print_config"])
+    if print_config and options.match_params is None:
         print(recipe.to_yaml(), end="")
         return 0
 
@@ -60,7 +61,7 @@ def run(words: list[str]) -> int:
         dataset = open_with_progress(recipe.data, console)
     if options.match_params is not None:
         recipe.model = _matched(recipe.model, dataset, options.match_params, console)
-        if options.print_config:
+        if print_config:
             print(recipe.to_yaml(), end="")
             return 0
     model = _built(recipe, dataset)
@@ -136,6 +137,7 @@ def _matched(options: ModelOptions, dataset: Dataset, budget: int, console: Cons
     dims, heads = getattr(model, "dims", None), getattr(model, "num_heads", None)
     if dims is None or heads is None:
         raise UsageError(f"--match-params: {options.name} has no widths to choose")
+    dims, heads = (dims[0], heads[0]) if len(dims) == 1 else (dims, heads)
     widths, count = match_parameters(lambda dims: build_model(replace(options, dims=dims), dataset.spec), dims, heads, budget)
     console.print(f"dims {widths}: {count:,} of at most {budget:,} parameters", highlight=False)
     return replace(options, dims=widths)

@@ -12,6 +12,9 @@ from revit.data.image_files import printable, read_image
 from revit.data.resize import crop_and_resize
 from revit.data.spec import BadImage, Crop, Pixels
 
+BRIGHTNESS = np.array([0.299, 0.587, 0.114])
+"""Weights of red, green and blue in a grey value (ITU-R BT.601, as in Pillow)."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -23,8 +26,8 @@ class Fit:
     centre: float = 1.0  # share of height and width that is looked at when no crop is given
 
     def takes(self, channels: int) -> bool:
-        """Whether images of so many channels can be used: grey becomes colour by repetition."""
-        return channels == self.channels or (channels == 1 and self.channels == 3)
+        """Whether images of so many channels can be used: grey becomes colour by repetition, colour grey by its brightness."""
+        return channels == self.channels or {channels, self.channels} == {1, 3}
 
     def read(self, path: str, crop: Crop | None = None) -> Pixels:
         """The image of a file, [C, H, W]."""
@@ -33,6 +36,9 @@ class Fit:
             raise BadImage(f"{printable(path)}: {len(image)} channels among images of {self.channels}; convert or remove it")
         if len(image) < self.channels:
             image = image.repeat(self.channels, axis=0)
+        elif len(image) > self.channels:
+            grey = np.tensordot(BRIGHTNESS, image, axes=1)[None]
+            image = np.rint(grey).astype(np.uint8) if image.dtype == np.uint8 else grey.astype(np.float32)
         if self.floating and image.dtype == np.uint8:
             image = image.astype(np.float32) / 255
         if not self.floating and image.dtype != np.uint8:

@@ -101,7 +101,7 @@ def _bad_files(files: _Files, scan: Scan, options: DataOptions) -> list[tuple[st
     bad = [(printable(files.paths[i]), text) for i, text in scan.bad]
     share = f"{len(bad)} of {len(files.paths)} images cannot be read"
     if bad and options.on_bad == "stop":
-        raise BadImage(f"{bad[0][0]}: {bad[0][1]} ({share}; on_bad=skip goes on without them)")
+        raise BadImage(f"{bad[0][0]}: {bad[0][1]} ({share}; --on-bad skip goes on without them)")
     if 2 * len(bad) > len(files.paths):
         raise DataError(f"{share}, more than half; the first: {bad[0][0]}: {bad[0][1]}")
     return bad

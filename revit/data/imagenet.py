@@ -66,8 +66,9 @@ def imagenet(options: DataOptions) -> Dataset:
             f"{len(classes):,} class folders; test: the official validation images ({len(test):,});"
             f" validation: {len(held):,} of the training images, class by class, seed {options.split_seed}"
         ),
+        centre=CENTRE,
     )
-    fit = Fit(3, spec.size, centre=CENTRE)
+    fit = Fit(3, spec.size, centre=spec.centre)
     return Dataset(
         spec,
         FileImages(train.take(kept), labels[kept], fit),

@@ -36,6 +36,7 @@ class DataSpec:
     mean: tuple[float, ...]  # per channel, of values between 0 and 1
     std: tuple[float, ...]
     source: str  # where the images came from, as results state it: "official archive", "rebuilt from mnist.npz, seed 0"
+    centre: float = 1.0  # share of height and width of a file that evaluation looks at
 
     def __post_init__(self) -> None:
         if len(self.mean) != self.channels or len(self.std) != self.channels:
@@ -44,6 +45,8 @@ class DataSpec:
             raise DataError(f"{self.name}: means must be finite and deviations above 0, got {self.mean} and {self.std}")
         if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
             raise DataError(f"{self.name}: at least two classes with different names are needed, got {', '.join(self.classes)}")
+        if not 0 < self.centre <= 1:
+            raise DataError(f"{self.name}: centre is a share above 0 and at most 1, got {self.centre}")
         if self.channels < 1 or min(self.size) < 1:
             raise DataError(f"{self.name}: no image has {self.channels} channels and size {self.size}")
 
@@ -66,6 +69,7 @@ class DataSpec:
                 mean=tuple(float(m) for m in values["mean"]),
                 std=tuple(float(s) for s in values["std"]),
                 source=str(values["source"]),
+                centre=float(values["centre"]),
             )
         except (KeyError, TypeError, IndexError) as error:
             raise DataError(f"not the description of a dataset: {error!r}") from error

@@ -173,7 +173,7 @@ def _predict(
 
 def _read(spec: DataSpec, dtype: torch.dtype, path: Path) -> Tensor:
     """One file as the model takes it but for normalisation: [C, H, W], values between 0 and 1."""
-    fit = Fit(spec.channels, spec.size, floating=image_header(path).floating)
+    fit = Fit(spec.channels, spec.size, image_header(path).floating, spec.centre)
     return scaled(torch.tensor(fit.read(os.fspath(path))), torch.device("cpu"), dtype)
 
 

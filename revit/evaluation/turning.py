@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from revit.actions import _interpolate, act_on_plane
+from revit.actions import act_on_plane, interpolate_plane
 from revit.data.spec import DataSpec
 from revit.groups import Group, rotation_matrix
 
@@ -36,7 +36,7 @@ def turn_by_angle(x: Tensor, degrees: float, fill: Fill = 0.0) -> Tensor:
     quarters, rest = divmod(round(degrees * _STEPS) % (360 * _STEPS), 90 * _STEPS)
     if rest:
         colour = fill_colour(x, fill)
-        x = _interpolate(x - colour, rotation_matrix(0, rest, 90 * _STEPS), "bilinear") + colour
+        x = interpolate_plane(x - colour, rotation_matrix(0, rest, 90 * _STEPS), "bilinear") + colour
     return torch.rot90(x, quarters, (-2, -1)).contiguous()
 
 

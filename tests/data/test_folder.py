@@ -182,7 +182,7 @@ def spoil(root, *files):
 
 def test_bad_images_stop(tmp_path):
     spoil(classes(tmp_path), "cat/3.png", "dog/4.png")
-    error = fails(tmp_path, r"cat/3.png: empty, .*2 of 20 images cannot be read; on_bad=skip")
+    error = fails(tmp_path, r"cat/3.png: empty, .*2 of 20 images cannot be read; --on-bad skip")
     assert isinstance(error, BadImage)
 
 
