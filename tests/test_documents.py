@@ -61,7 +61,7 @@ def run_example(*arguments):
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
-def test_demo_prints_the_audit_and_draws(tmp_path):
+def test_example_prints_the_audit_and_draws(tmp_path):
     result = run_example("--group", "p4", "--out", tmp_path / "figures")
     assert result.returncode == 0, result.stderr
     ours = re.search(r"revit_small +(\S+) +(\S+) +(\S+) +100.00 %", result.stdout)
@@ -71,9 +71,40 @@ def test_demo_prints_the_audit_and_draws(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("--group", "q9"), ("--out", __file__)])
-def test_demo_refuses_bad_input_in_one_line(arguments):
+def test_example_refuses_bad_input_in_one_line(arguments):
     result = run_example(*arguments)
     assert result.returncode == 2 and result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+
+
+COMMANDS = [
+    line.strip()
+    for document in ("README.md", "docs/training.md")
+    for block in re.findall(r"```(?:bash)?\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
+    for line in block.splitlines()
+    if " -m revit " in line or line.startswith("revit ")
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_of_the_documents_exist(line, capsys):
+    """Every option that is shown is in the help of its command, and every recipe that is named is there."""
+    from revit.cli import main
+    from revit.training.recipe import list_recipes
+
+    words = re.split(r" -m revit |^revit ", line.split(" > ")[0])[1].split()
+    with pytest.raises(SystemExit, match="0"):
+        main([words[0], "--help"])
+    text = capsys.readouterr().out
+    assert all(word in text for word in words if word.startswith("--")), line
+    if words[0] == "train" and words[1].isidentifier():
+        assert words[1] in list_recipes()
+
+
+def test_training_page_lists_all_datasets():
+    from revit.data import list_datasets
+
+    table = (ROOT / "docs/training.md").read_text().split("## Data")[1]
+    assert set(re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)) == set(list_datasets())
 
 
 @pytest.mark.parametrize("table", ["speed", "filters"])

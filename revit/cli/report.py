@@ -31,7 +31,7 @@ from revit.evaluation import (
 from revit.evaluation.collect import Outputs
 from revit.training.run_folder import environment
 
-AUDITED_IMAGES = 256
+AUDITED_PIXELS = 1024 * 32 * 32  # the 1,024 images of the paper's protocol if they are small, at least 64 if they are large
 POLAR_IMAGES, POLAR_STEP = 64, 15  # a turn by each angle costs a pass: enough to see the shape of the curve
 
 
@@ -79,7 +79,8 @@ def _percent(share: float | None) -> str:
 
 def report_audit(images: Images, run: LoadedRun, folder: Path, device: torch.device) -> Audit:
     """The equivariance of a trained model on images of a split: `audit.json` and `audit_polar.png`."""
-    x = some_images(images, run, AUDITED_IMAGES, device)
+    count = min(1024, max(64, AUDITED_PIXELS // (run.spec.size[0] * run.spec.size[1])))
+    x = some_images(images, run, count, device)
     fill = normalised_black(run.spec)
     audit = audit_model(run.model, x, run.group, fill=fill)
     angles = list(range(0, 360, POLAR_STEP))
@@ -95,10 +96,10 @@ def print_audit(console: Console, audit: Audit) -> None:
     for feature, errors in audit.errors.items():
         console.print(f"  relative equivariance error, {feature:<10} {max(errors):.1e}", highlight=False)
     if audit.mean_consistency_percent is not None:
-        elements = len(audit.elements) - 1
+        moves = "turns and mirrors" if audit.group.endswith("m") else "turns"
         console.print(
-            f"  [bold]{audit.mean_consistency_percent:.2f} %[/bold] of predictions stay the same under the {elements} turns"
-            f" and mirrors of {audit.group} ({audit.samples} images)",
+            f"  [bold]{audit.mean_consistency_percent:.2f} %[/bold] of predictions are the same under all"
+            f" {len(audit.elements)} {moves} of {audit.group} ({audit.samples:,} images)",
             highlight=False,
         )
 
