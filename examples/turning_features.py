@@ -30,7 +30,7 @@ STAGES = ("lift", "pre_class", "logits")
 
 
 def embedded_digits(count: int) -> Tensor:
-    """Real handwritten digits [count, 1, 28, 28] in [0, 1], turned by any angle: the dataset that ships with the installation."""
+    """Real handwritten digits [count, 1, 28, 28] in [0, 1], turned by any angle; they ship with the installation."""
     images = open_dataset(DataOptions(name="rotmnist5k")).test
     return torch.from_numpy(np.stack([images.read(i) for i in range(count)])).float() / 255
 

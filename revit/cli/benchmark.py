@@ -26,7 +26,7 @@ that are decoded in every epoch, at several sizes. The model is revit_tiny p4 wi
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("benchmark", "data [--sizes 28 96] [--batch-size 64] [--workers 0 2] [--out FILE.json]", ABOUT)
+    parser = Parser("benchmark", "data [--sizes [28,96]] [--batch-size 64] [--workers [0,2]] [--out FILE.json]", ABOUT)
     parser.add_argument("what", metavar="data", type=str, choices=["data"], help="what to measure")
     parser.add_argument("--sizes", type=list[int], default=[28, 96], metavar="[28,96]", help="sides of the images")
     parser.add_argument("--workers", type=list[int], default=[0, 2], metavar="[0,2]", help="reading processes to try for files")

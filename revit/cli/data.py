@@ -27,7 +27,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--sheet", metavar="FILE.png", type=str, help="write a sheet of samples, each with its class")
     parser.add_argument("--split", default="train", choices=["train", "val", "test"], help="whose samples")
     parser.add_argument("--count", metavar="N", type=int, default=32, help="how many samples")
-    parser.add_class_arguments(DataOptions, "data", skip={"name", "root"})
+    parser.add_section("data", skip=frozenset({"name", "root"}))
     options = parser.parse_args(words)
     console = Console()
     data = DataOptions(name=options.name or "rotmnist5k", root=options.data_root, **vars(options.data))

@@ -7,7 +7,7 @@ import difflib
 import re
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from revit.data.augment import AugmentOptions
 from revit.data.spec import DataOptions
@@ -20,6 +20,19 @@ class UsageError(ValueError):
     """A command line that cannot be understood."""
 
 
+class HelpFormatter(DefaultHelpFormatter):
+    """Says a default where there is one, and nothing about Python types."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = re.sub(
+            r" \((?:required, )?type: .*?(?:, default: ([^()]*|.*?))?\)$", r" (default: \1)", super()._expand_help(action)
+        )
+        return re.sub(r" \((?:required|default: (?:null|None|))\)$", "", text).replace("(default: False)", "(default: false)")
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return re.sub(r", --[\w.]+\+ \S+$", "", super()._format_action_invocation(action))  # lists can grow: rarely wanted
+
+
 class Parser(ArgumentParser):
     """A parser whose errors are exceptions with one line, and which suggests options."""
 
@@ -28,12 +41,16 @@ class Parser(ArgumentParser):
             prog=f"revit {command}",
             usage=f"revit {command} {usage}",
             description=description,
+            formatter_class=HelpFormatter,
             allow_abbrev=False,
             default_env=False,
         )
         self.command = command
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        missing = re.search(r"arguments are required: (.*)", message)
+        if missing:
+            message = f"{', '.join(self._shown(name) for name in missing[1].split(', '))} is missing"
         unknown = re.search(r"unrecognized arguments: (\S+)", message)
         if unknown:
             message = self._unknown(unknown[1])
@@ -42,6 +59,13 @@ class Parser(ArgumentParser):
             message = f"--{bad[1]}: {_plain(bad[2])}"
         hint = "" if unknown else f" (`revit {self.command} --help` explains)"
         raise UsageError(" ".join(message.split()) + hint)
+
+    def _shown(self, name: str) -> str:
+        """An argument as the usage line writes it."""
+        for action in self._actions:
+            if name in (action.dest, action.metavar):
+                return action.option_strings[0] if action.option_strings else str(action.metavar)
+        return name
 
     def _unknown(self, option: str) -> str:
         name = option.split("=")[0]
@@ -55,10 +79,14 @@ class Parser(ArgumentParser):
 
     def add_recipe_options(self) -> None:
         """Every option of every section, as --section.option."""
-        for name, section in SECTIONS.items():
-            self.add_class_arguments(section, name)
+        for name in SECTIONS:
+            self.add_section(name)
+
+    def add_section(self, name: str, *, skip: frozenset[str] = frozenset()) -> None:
+        """The options of one section. That a section could also be a file of its own is not advertised: recipes are."""
+        self.add_class_arguments(SECTIONS[name], name, skip=set(skip))
         for action in self._actions:
-            if action.option_strings and action.option_strings[0].removeprefix("--") in SECTIONS:
+            if action.option_strings == [f"--{name}"]:
                 action.help = argparse.SUPPRESS
 
     def recipe_of(self, words: list[str]) -> str:

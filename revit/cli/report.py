@@ -61,6 +61,7 @@ def print_scores(console: Console, scores: Scores, split: str, images: int) -> N
         f"{split}: accuracy [bold]{scores.accuracy:.2%}[/bold] of {images:,} images  balanced {scores.balanced_accuracy:.2%}"
         f"  loss {scores.loss:.4f}  calibration error {scores.calibration_error:.2%}{area}",
         highlight=False,
+        soft_wrap=True,
     )
     rows = sorted(scores.per_class, key=lambda row: row.f1 or 0.0)[:10] if len(scores.per_class) > 20 else scores.per_class
     table = Table(
@@ -101,6 +102,7 @@ def print_audit(console: Console, audit: Audit) -> None:
             f"  [bold]{audit.mean_consistency_percent:.2f} %[/bold] of predictions are the same under all"
             f" {len(audit.elements)} {moves} of {audit.group} ({audit.samples:,} images)",
             highlight=False,
+            soft_wrap=True,
         )
 
 

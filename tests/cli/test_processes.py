@@ -48,7 +48,7 @@ def test_ten_kills(npz, workers):
 
 
 def kill_and_resume(npz, workers, kills):
-    options = ["--train.ema", "0.9", "--train.epochs", "60", "--data.workers", str(workers), "--train.save_seconds", "0.05"]
+    options = ["--train.ema", "0.9", "--train.epochs", "30", "--data.workers", str(workers), "--train.save_seconds", "0.05"]
     run(command(npz, "--out", "whole", *options))
     generator, survived = random.Random(workers), 0
     for attempt in range(kills):

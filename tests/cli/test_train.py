@@ -108,7 +108,7 @@ def test_bad_images_are_skipped_and_counted(tmp_path, capsys, fails):
 
 
 WRONG = [
-    (["train"], "the following arguments are required: recipe"),
+    (["train"], "RECIPE is missing"),
     (["train", "demos"], "unknown recipe 'demos'; did you mean demo?"),
     (["train", "demo", "--epochs", "3"], "unknown option --epochs; did you mean --train.epochs?"),
     (["train", "demo", "--train.epoch", "3"], "unknown option --train.epoch; did you mean --train.epochs"),
