@@ -61,7 +61,8 @@ def _data(loaded: LoadedRun, root: str | None, on_bad: str | None) -> DataOption
     """The data options of the run; its root is only in the run folder's own config, not in the checkpoint."""
     values = dict(loaded.recipe["data"])
     values["root"] = root or loaded.data_root
-    values["size"] = loaded.spec.size[0] if values.get("size") is not None else None
+    height, width = loaded.spec.size
+    values["size"] = height if height == width else None  # other images of a folder are resized to what the model takes
     return DataOptions(**{**values, **({"on_bad": on_bad} if on_bad else {})})
 
 

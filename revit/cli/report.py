@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from revit.cli.runs import LoadedRun
-from revit.data import Images
+from revit.data import BadImage, Images
 from revit.data.cache import whole_file
 from revit.data.loader import normalised, scaled
 from revit.data.randomness import permutation
@@ -108,8 +109,13 @@ def print_audit(console: Console, audit: Audit) -> None:
 
 def some_images(images: Images, run: LoadedRun, count: int, device: torch.device) -> Tensor:
     """A fixed random choice of normalised images [count, C, H, W]."""
-    chosen = np.sort(permutation(len(images), 0, "audit")[:count])
-    pixels = torch.from_numpy(np.stack([images.read(int(i)) for i in chosen]))
+    chosen = []
+    for i in permutation(len(images), 0, "audit"):
+        with suppress(BadImage):  # the loader has reported it
+            chosen.append(images.read(int(i)))
+        if len(chosen) == count:
+            break
+    pixels = torch.from_numpy(np.stack(chosen))
     return normalised(scaled(pixels, device, next(run.model.parameters()).dtype), run.spec)
 
 

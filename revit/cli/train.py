@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,29 +64,35 @@ def run(words: list[str]) -> int:
             print(recipe.to_yaml(), end="")
             return 0
     model = _built(recipe, dataset)
-    with RunFolder(_out(options, accelerator)) as folder, stop_requests() as stop:
+    with RunFolder(_out(options, accelerator)) as folder:
         if accelerator.is_main_process:
             folder.start(recipe, resume=options.resume)
         accelerator.wait_for_everyone()
         console.print(_summary(recipe, dataset, model, folder), highlight=False, soft_wrap=True)
-        training = _training(model, recipe, dataset, folder, accelerator, console, stop)
         try:
-            if options.resume and folder.last.parent.exists():
-                training.resume()
-            training.run()
-            accelerator.wait_for_everyone()  # until the first process has written the best epoch
-            best = load_run(folder.path)
-            outputs = _test(best, dataset, recipe, accelerator, stop.check)
-            if accelerator.is_main_process:
-                _finish(best, outputs, training, dataset, console)
+            with stop_requests() as stop:
+                training = _training(model, recipe, dataset, folder, accelerator, console, stop)
+                best, outputs = _train_and_test(training, dataset, recipe, resume=options.resume)
         except Interrupted as interruption:
             console.print(f"stopped; `revit train {folder.path} --resume` goes on from here", highlight=False, soft_wrap=True)
             return interruption.code
-        finally:
-            for watcher in training.watchers:
-                watcher.close()
+        if accelerator.is_main_process:
+            _finish(best, outputs, training, dataset, console)
     accelerator.end_training()
     return 0
+
+
+def _train_and_test(training: Training, dataset: Dataset, recipe: Recipe, *, resume: bool) -> tuple[LoadedRun, Outputs | None]:
+    try:
+        if resume:
+            training.resume()
+        training.run()
+        training.accelerator.wait_for_everyone()  # until the first process has written the best epoch
+        best = load_run(training.folder.path)
+        return best, _test(best, dataset, recipe, training)
+    finally:
+        for watcher in training.watchers:
+            watcher.close()
 
 
 def _summary(recipe: Recipe, dataset: Dataset, model: torch.nn.Module, folder: RunFolder) -> str:
@@ -167,15 +172,13 @@ def _reading(recipe: Recipe, accelerator: Accelerator) -> Reading:
     return Reading(share, recipe.data.workers, recipe.data.on_bad)
 
 
-def _test(
-    run: LoadedRun, dataset: Dataset, recipe: Recipe, accelerator: Accelerator, check: Callable[[], None]
-) -> Outputs | None:
+def _test(run: LoadedRun, dataset: Dataset, recipe: Recipe, training: Training) -> Outputs | None:
     """The test split, read once, by the best epoch: each process its share. Nothing if that has been done."""
     if (run.path / RESULT).exists():
         return None
-    loader = EvalLoader(dataset.test, dataset.spec, batch_size=EVAL_BATCH, reading=_reading(recipe, accelerator))
-    model = run.model.to(accelerator.device)
-    outputs = collect_logits(model, loader, accelerator.device, next(model.parameters()).dtype, check=check)
+    device = training.accelerator.device
+    loader = EvalLoader(dataset.test, dataset.spec, batch_size=EVAL_BATCH, reading=_reading(recipe, training.accelerator))
+    outputs = collect_logits(run.model.to(device), loader, device, training.dtype, check=training.stop.check)
     return join_outputs(gather_object([outputs]))
 
 

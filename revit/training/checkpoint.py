@@ -120,6 +120,11 @@ def read_latest(folder: Path) -> Checkpoint:
         raise error
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a checkpoint was ever completed here, be it damaged now."""
+    return folder.exists() or _previous(folder).exists()
+
+
 def _partial(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
 

@@ -7,6 +7,7 @@ the same weights, bit for bit, as one that was not.
 from __future__ import annotations
 
 import math
+import signal
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from revit.data.loader import Batch, EvalLoader, TrainLoader
 from revit.data.randomness import key
 from revit.evaluation.collect import collect_logits
 from revit.training.averaging import AveragedModel
-from revit.training.checkpoint import read_latest, write_checkpoint
+from revit.training.checkpoint import has_checkpoint, read_latest, write_checkpoint
 from revit.training.interrupt import Interrupted, StopRequest
 from revit.training.optimizer import load_optimizer, make_optimizer, optimizer_tensors
 from revit.training.progress import Progress, Watcher
@@ -82,7 +83,9 @@ class Training:
         return self.options.epochs * self.train_loader.steps
 
     def resume(self) -> None:
-        """Goes back to where the last checkpoint was."""
+        """Goes back to where the last checkpoint was. A run that died before its first one begins again."""
+        if not has_checkpoint(self.folder.last):
+            return
         checkpoint = read_latest(self.folder.last)
         try:
             self.evaluated.load_state_dict(checkpoint.model)
@@ -138,7 +141,7 @@ class Training:
                 if bad:
                     watcher.skipped(bad)
             if step.stop:
-                raise Interrupted(self.stop.number)
+                raise Interrupted(self.stop.number or signal.SIGTERM)  # the request may have reached another process only
             if time.monotonic() - self.saved_at >= self.options.save_seconds:
                 self._save()
 

@@ -236,3 +236,13 @@ def test_models_without_gradient_checkpointing_say_so(tmp_path):
 
     with pytest.raises(TrainingError, match="Linear has no gradient checkpointing"):
         _enable_grad_checkpointing(torch.nn.Linear(2, 2))
+
+
+def test_a_run_that_died_in_its_first_save_begins_again(tmp_path):
+    partial = tmp_path / "checkpoints" / ".last.partial"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(b"half")
+    training = make_training(tmp_path, epochs=1)
+    training.resume()
+    training.run()
+    assert len(training.progress.history) == 1
