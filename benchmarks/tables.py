@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
@@ -60,17 +59,48 @@ def filter_table(report: dict[str, Any]) -> str:
     return f"{markdown(header, lines)}\n\n{source(report)}"
 
 
-TABLES: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
-    "speed": ("README.md", "latest.json", speed_table),
-    "filters": ("docs/conventions.md", "filter_error.json", filter_table),
+def training_table(reports: list[dict[str, Any]]) -> str:
+    rows = []
+    for run in reports:
+        facts = [f"{run['epochs']}", f"{run['training_seconds']:.0f} s", f"{100 * run['accuracy']:.2f} %", f"{run['images']:,}"]
+        origin = f"`{run['command']}`, seed {run['seed']}, commit {run['commit']}, {run['threads']} threads"
+        rows.append([run["data"], *facts, f"{run['consistency_percent']:.2f} %", origin])
+    header = ["data", "epochs", "training", "test accuracy", "test images", "same under the group", "command"]
+    return markdown(header, rows)
+
+
+def loader_table(report: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["images"],
+            f"{row['size']} x {row['size']}",
+            f"{row['workers']}",
+            f"{row['waiting']:.2%}",
+            f"{row['augmenting']:.2%}",
+        ]
+        for row in report["rows"]
+    ]
+    origin = f"`{report['command']}`, commit {report['commit']}, batch {report['rows'][0]['batch_size']}, {report['machine']}"
+    return f"{markdown(['images', 'size', 'workers', 'waiting', 'augmenting'], rows)}\n\n{origin}"
+
+
+TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
+    "speed": ("README.md", "benchmarks/results/latest.json", speed_table),
+    "filters": ("docs/conventions.md", "benchmarks/results/filter_error.json", filter_table),
+    "training": ("README.md", ["results/demo.json", "results/demo_long.json", "results/histology.json"], training_table),
+    "loader": ("docs/training.md", "benchmarks/results/loader.json", loader_table),
 }
+
+
+def read(result: str) -> Any:
+    return json.loads((ROOT / result).read_text())
 
 
 def updated(name: str) -> tuple[Path, str]:
     """The document of a table, and its text with the table made anew."""
-    document, result, make = TABLES[name]
+    document, results, make = TABLES[name]
     text = (ROOT / document).read_text()
-    made = make(json.loads((RESULTS / result).read_text()))
+    made = make(read(results) if isinstance(results, str) else [read(result) for result in results])
     pattern = rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)"
     if not re.search(pattern, text, flags=re.DOTALL):
         raise SystemExit(f"{document} has no place for the table {name!r}")

@@ -107,7 +107,7 @@ def test_training_page_lists_all_datasets():
     assert set(re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)) == set(list_datasets())
 
 
-@pytest.mark.parametrize("table", ["speed", "filters"])
+@pytest.mark.parametrize("table", ["speed", "filters", "training", "loader"])
 def test_tables_are_made_from_the_result_files(table):
     """`python benchmarks/tables.py` writes them; a number that no result file backs fails here."""
     sys.path.insert(0, str(ROOT / "benchmarks"))

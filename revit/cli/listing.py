@@ -13,11 +13,12 @@ from revit.models import create_model, describe_model, list_models
 from revit.models.budget import count_parameters
 from revit.training.recipe import list_recipes, read_recipe
 
+ABOUT = """The models that can be built by name. With a text, those whose name contains it, and how many parameters they have:
+counting takes building, and the largest ones have hundreds of millions."""
+
 
 def models(words: list[str]) -> int:
-    parser = Parser(
-        "models", "[TEXT] [--group GROUP] [--in-chans N] [--num-classes N]", "The models that can be built by name."
-    )
+    parser = Parser("models", "[TEXT] [--group GROUP] [--in-chans N] [--num-classes N]", ABOUT)
     parser.add_argument("text", metavar="TEXT", nargs="?", type=str, default="", help="only names that contain this")
     parser.add_argument("--group", metavar="GROUP", type=str, default="p4m", help="group of which the parameters are counted")
     parser.add_argument("--in-chans", metavar="N", type=int, default=3, help="channels of the images")
@@ -30,11 +31,14 @@ def models(words: list[str]) -> int:
         raise UsageError(f"no model has {options.text!r} in its name" + (f"; did you mean {', '.join(near)}?" if near else ""))
     table = Table(box=None)
     table.add_column("model")
-    table.add_column(f"parameters ({group})", justify="right")
+    table.add_column(f"parameters ({group})" if options.text else "", justify="right")
     table.add_column("what it is")
     for name in names:
-        model = create_model(name, group=group, in_chans=options.in_chans, num_classes=options.num_classes)
-        table.add_row(name, f"{count_parameters(model):,}", describe_model(name))
+        count = ""
+        if options.text:
+            model = create_model(name, group=group, in_chans=options.in_chans, num_classes=options.num_classes)
+            count = f"{count_parameters(model):,}"
+        table.add_row(name, count, describe_model(name))
     Console().print(table)
     return 0
 

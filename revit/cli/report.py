@@ -36,8 +36,8 @@ AUDITED_PIXELS = 1024 * 32 * 32  # the 1,024 images of the paper's protocol if t
 POLAR_IMAGES, POLAR_STEP = 64, 15  # a turn by each angle costs a pass: enough to see the shape of the curve
 
 
-def report_scores(outputs: Outputs, run: LoadedRun, split: str, folder: Path, name: str) -> Scores:
-    """Scores of a split, written as `name`.json with what they need to be believed, and as pictures."""
+def report_scores(outputs: Outputs, run: LoadedRun, split: str, folder: Path, name: str, **more: Any) -> Scores:
+    """Scores of a split, written as `name`.json with what they need to be believed, with more facts, and as pictures."""
     scores = score_predictions(outputs.logits, outputs.labels, run.spec.classes)
     facts = {
         "split": split,
@@ -48,6 +48,7 @@ def report_scores(outputs: Outputs, run: LoadedRun, split: str, folder: Path, na
         "epoch": run.checkpoint.state["epoch"],
         "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
         **environment(),
+        **more,
     }
     write_json(folder / f"{name}.json", {**facts, **scores.to_dict()})
     draw_confusion(scores.confusion, run.spec.classes, folder / "confusion_matrix.png")
@@ -89,7 +90,9 @@ def report_audit(images: Images, run: LoadedRun, folder: Path, device: torch.dev
     kept = consistency_by_angle(run.model, x[:POLAR_IMAGES], angles, fill=fill)
     values = {**audit.to_dict(), "consistency_by_angle": dict(zip(map(str, angles), kept, strict=True)), **environment()}
     write_json(folder / "audit.json", values)
-    draw_polar(angles, {f"same prediction ({run.group})": [100 * share for share in kept]}, folder / "audit_polar.png")
+    title = f"Predictions that stay when images turn ({min(len(x), POLAR_IMAGES)} images, %)"
+    series = {f"{run.recipe['model']['name']}, {run.group}": [100 * share for share in kept]}
+    draw_polar(angles, series, folder / "audit_polar.png", title=title, limit=100)
     return audit
 
 

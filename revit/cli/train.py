@@ -191,8 +191,14 @@ def _finish(run: LoadedRun, outputs: Outputs | None, training: Training, dataset
         return
     draw_curves(history, folder / "curves.png")
     audit = report_audit(dataset.test, run, folder, training.accelerator.device)
-    scores = report_scores(outputs, run, "test", folder, RESULT.removesuffix(".json"))  # last: its file says "finished"
     best = training.progress.best
+    facts = {
+        "validation_accuracy": best["val_accuracy"],
+        "epochs": len(history),
+        "training_seconds": round(sum(row["seconds"] for row in history), 1),
+        "consistency_percent": audit.mean_consistency_percent,
+    }
+    scores = report_scores(outputs, run, "test", folder, RESULT.removesuffix(".json"), **facts)  # last: it says "finished"
     console.print(f"best epoch {best['epoch']}: validation accuracy {best['val_accuracy']:.2%}", highlight=False)
     print_scores(console, scores, "test", len(outputs.labels))
     print_audit(console, audit)

@@ -100,7 +100,7 @@ class REViT(nn.Module):
         for before, after in pairwise(widths):
             self.stem.extend([Downsample(group, before, after, **scheme), make_norm(norm, after), nn.ReLU(inplace=True)])
 
-        rates = iter(torch.linspace(0, drop_path_rate, sum(depths)).tolist())
+        rates = iter([drop_path_rate * i / max(1, sum(depths) - 1) for i in range(sum(depths))])
         drop: dict[str, Any] = {"dropout": drop_rate, "elementwise_dropout": elementwise_dropout}
         self.stages: Any = nn.ModuleList()  # of Stage
         for i, (dim, depth, head_count) in enumerate(zip(dims, depths, heads, strict=True)):
