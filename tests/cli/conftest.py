@@ -1,6 +1,8 @@
 """A small dataset of the true format, and the command line run in this process."""
 
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,17 +29,39 @@ def surroundings(tmp_path, monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.fixture
-def npz(tmp_path):
-    """40 + 20 toy images as an .npz archive; the recipe that trains on it."""
+def write_npz(folder):
+    """48 + 21 toy images as an .npz archive; the command that trains on it."""
     train, test = toy(48), toy(21, 1)
     np.savez(
-        tmp_path / "toy.npz", train_images=train.images[:, 0], train_labels=train.labels, test_images=test.images[:, 0],
+        folder / "toy.npz", train_images=train.images[:, 0], train_labels=train.labels, test_images=test.images[:, 0],
         test_labels=test.labels, classes=np.array(["dark", "bright", "striped"]),
     )  # fmt: skip
-    recipe = tmp_path / "toy.yaml"
+    recipe = folder / "toy.yaml"
     recipe.write_text("data: {name: arrays, val_fraction: 0.25}\naugment: {rotate: 180}\ntrain: {lr: 0.01}\n")
-    return ["train", str(recipe), "--data-root", str(tmp_path), *TINY]
+    return ["train", str(recipe), "--data-root", str(folder), *TINY]
+
+
+@pytest.fixture
+def npz(tmp_path):
+    return write_npz(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """One run for all tests that only look at one."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REVIT_CACHE", str(folder / "cache"))
+        assert main([*write_npz(folder), "--out", str(folder / "run")]) == 0
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained):
+    """A copy of that run, to be read, evaluated and damaged."""
+    shutil.copytree(trained, "runs/one")
+    return Path("runs/one")
 
 
 @pytest.fixture

@@ -15,12 +15,6 @@ from tests.cli.conftest import png_folder
 from tests.training.runs import toy
 
 
-@pytest.fixture
-def run(npz):
-    assert main([*npz, "--out", "runs/one"]) == 0
-    return Path("runs/one")
-
-
 def read_table(path):
     return list(csv.DictReader(Path(path).read_text().splitlines()))
 
@@ -45,10 +39,10 @@ def test_eval_writes_scores_and_pictures(run, capsys):
     assert "accuracy" in printed and "calibration error" in printed and "striped" in printed
 
 
-def test_eval_of_other_splits_checkpoints_and_places(run):
+def test_eval_of_other_splits_checkpoints_and_places(run, trained):
     assert main(["eval", str(run), "--split", "val", "--out", "elsewhere"]) == 0
     assert json.loads(Path("elsewhere/scores.json").read_text())["images"] == 12
-    assert main(["eval", str(run / "checkpoints" / "last"), "--data-root", str(Path("..").resolve()), "--out", "third"]) == 0
+    assert main(["eval", str(run / "checkpoints" / "last"), "--data-root", str(trained.parent), "--out", "third"]) == 0
     assert json.loads(Path("third/scores.json").read_text())["images"] == 21
 
 
