@@ -98,7 +98,7 @@ class Training:
             raise TrainingError(f"{checkpoint.path}: of another model or version ({str(error).splitlines()[0]})") from error
 
     def run(self) -> Progress:
-        """Trains the epochs that are left. `checkpoints/best` is the epoch with the best validation accuracy."""
+        """Trains the epochs that are left. `checkpoints/best` is the epoch that validation chooses."""
         for watcher in self.watchers:
             watcher.started(self.progress, self.train_loader.steps)
         if not self.folder.last.exists():
@@ -213,6 +213,7 @@ class Training:
             for watcher in self.watchers:
                 watcher.skipped(outputs.bad)
         loss, correct, images = sums.tolist()
+        self.progress.val_images = int(images)
         now = (self.progress.epoch + 1) * self.train_loader.steps - 1
         return self.progress.row(learning_rate(self.options, now, self.total_steps), loss / images, correct / images)
 

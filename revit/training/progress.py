@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,17 +18,28 @@ class Progress:
     images: int = 0
     seconds: float = 0.0
     waiting: float = 0.0  # of these seconds, for data
+    val_images: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)  # the rows of `results.csv`
 
     @property
     def best(self) -> dict[str, Any]:
-        """The row of the best epoch so far: by validation accuracy, then by loss, then the earliest."""
-        return max(self.history, key=lambda row: (row["val_accuracy"], -row["val_loss"], -row["epoch"]))
+        """The row of the epoch to keep: the latest whose validation accuracy is within one standard error of the highest.
+
+        Differences below that error are chance. Among epochs that validation cannot tell apart, the one that was trained longest,
+        at the smallest learning rate, is the safer choice; the highest of many chance values is not.
+        """
+        top = self._highest["val_accuracy"]
+        error = math.sqrt(top * (1 - top) / max(1, self.val_images))
+        return [row for row in self.history if row["val_accuracy"] >= top - error][-1]
+
+    @property
+    def _highest(self) -> dict[str, Any]:
+        return max(self.history, key=lambda row: row["val_accuracy"])  # the first of equals
 
     @property
     def stale_epochs(self) -> int:
-        """Epochs since the best one."""
-        return self.epoch - self.best["epoch"] if self.history else 0
+        """Epochs since the highest validation accuracy."""
+        return self.epoch - self._highest["epoch"] if self.history else 0
 
     def add(self, loss: float, correct: int, images: int, seconds: float, waiting: float) -> None:
         """One step more."""
@@ -50,7 +62,7 @@ class Progress:
         }
 
     def finish_epoch(self, row: dict[str, Any]) -> bool:
-        """Puts the epoch into the history; tells whether it is the best one."""
+        """Puts the epoch into the history; tells whether it is the one to keep."""
         self.history.append(row)
         self.epoch, self.step = self.epoch + 1, 0
         self.loss, self.correct, self.images, self.seconds, self.waiting = 0.0, 0, 0, 0.0, 0.0

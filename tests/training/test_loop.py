@@ -13,6 +13,7 @@ from revit.data.augment import AugmentOptions
 from revit.training.checkpoint import read_checkpoint
 from revit.training.interrupt import Interrupted, StopRequest
 from revit.training.loop import TrainingError
+from revit.training.progress import Progress
 from tests.training.runs import KillAt, Killed, make_training, toy
 
 
@@ -142,7 +143,7 @@ def test_average_follows_its_formula(tmp_path):
 def test_early_stopping_counts_epochs_without_a_better_one(tmp_path):
     training = make_training(tmp_path, epochs=50, early_stopping=2, lr=1e-12, model={"norm": "layer"})
     progress = training.run()
-    assert len(progress.history) == 3 and progress.best["epoch"] == 1
+    assert len(progress.history) == 3 and progress.stale_epochs == 2
 
 
 def test_a_request_to_stop_saves_between_two_steps(tmp_path):
@@ -246,3 +247,16 @@ def test_a_run_that_died_in_its_first_save_begins_again(tmp_path):
     training.resume()
     training.run()
     assert len(training.progress.history) == 1
+
+
+def rows(*accuracies):
+    return [{"epoch": i + 1, "val_accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
+
+
+def test_validation_chooses_the_latest_epoch_that_it_cannot_tell_from_the_highest():
+    accuracies = rows(0.80, 0.956, 0.94, 0.949, 0.93)
+    few = Progress(epoch=5, val_images=500, history=accuracies)  # standard error 0.0092: 0.949 is as good as 0.956
+    assert few.best["epoch"] == 4 and few.stale_epochs == 3
+    many = Progress(epoch=5, val_images=50_000, history=accuracies)  # 0.0009
+    assert many.best["epoch"] == 2
+    assert Progress(epoch=2, val_images=10, history=rows(1.0, 1.0)).best["epoch"] == 2
