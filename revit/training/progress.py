@@ -25,8 +25,8 @@ class Progress:
     def best(self) -> dict[str, Any]:
         """The row of the epoch to keep: the latest whose validation accuracy is within one standard error of the highest.
 
-        Differences below that error are chance. Among epochs that validation cannot tell apart, the one that was trained longest,
-        at the smallest learning rate, is the safer choice; the highest of many chance values is not.
+        Differences below that error are chance. Among epochs that validation cannot tell apart, the one that was trained
+        longest, at the smallest learning rate, is the safer choice; the highest of many chance values is not.
         """
         top = self._highest["val_accuracy"]
         error = math.sqrt(top * (1 - top) / max(1, self.val_images))
