@@ -87,7 +87,7 @@ def loader_table(report: dict[str, Any]) -> str:
 TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "speed": ("README.md", "benchmarks/results/latest.json", speed_table),
     "filters": ("docs/conventions.md", "benchmarks/results/filter_error.json", filter_table),
-    "training": ("README.md", ["results/demo.json", "results/demo_long.json", "results/histology.json"], training_table),
+    "training": ("README.md", ["results/demo.json"], training_table),
     "loader": ("docs/training.md", "benchmarks/results/loader.json", loader_table),
 }
 
