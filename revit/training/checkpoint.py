@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 MODEL, TRAINER, CONFIG, STATE, MANIFEST = (
@@ -53,9 +54,9 @@ def write_checkpoint(
 ) -> None:
     """Replaces the checkpoint `folder` by this one. Whenever the process dies, a whole checkpoint is there."""
     contents = {
-        MODEL: safetensors.torch.save(_savable(model)),
+        MODEL: save_tensors(_savable(model)),
         CONFIG: json.dumps(config, indent=1).encode(),
-        TRAINER: safetensors.torch.save(_savable(trainer)),
+        TRAINER: save_tensors(_savable(trainer)),
         STATE: json.dumps(state).encode(),
     }
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
@@ -98,9 +99,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     try:
         return Checkpoint(
             path=folder,
-            model=safetensors.torch.load(contents[MODEL]),
+            model=load_tensors(contents[MODEL]),
             config=json.loads(contents[CONFIG]),
-            trainer=safetensors.torch.load(contents[TRAINER]),
+            trainer=load_tensors(contents[TRAINER]),
             state=json.loads(contents[STATE]),
         )
     except (SafetensorError, ValueError) as error:
