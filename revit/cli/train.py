@@ -199,7 +199,7 @@ def _finish(run: LoadedRun, outputs: Outputs | None, training: Training, dataset
         "consistency_percent": audit.mean_consistency_percent,
     }
     scores = report_scores(outputs, run, "test", folder, RESULT.removesuffix(".json"), **facts)  # last: it says "finished"
-    console.print(f"best epoch {best['epoch']}: validation accuracy {best['val_accuracy']:.2%}", highlight=False)
+    console.print(f"chosen epoch {best['epoch']}: validation accuracy {best['val_accuracy']:.2%}", highlight=False)
     print_scores(console, scores, "test", len(outputs.labels))
     print_audit(console, audit)
     console.print(f"weights, results and pictures are in {folder}", highlight=False, soft_wrap=True)

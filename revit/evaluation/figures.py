@@ -64,7 +64,7 @@ _STYLE: Any = {
 def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Loss, accuracy and learning rate by epoch, from the rows of results.csv: numbers or text, accuracies between 0 and 1.
 
-    A value that is missing or empty leaves a gap. The best validation accuracy is marked.
+    A value that is missing or empty leaves a gap. The highest validation accuracy is marked.
     """
     if not rows:
         raise ValueError("no epochs to draw: the rows are empty")
@@ -78,7 +78,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         loss.set(title="Loss", xlabel="epoch", ylabel="cross-entropy (nats)")
         loss.legend()
         accuracy.set(title="Accuracy", xlabel="epoch", ylabel="correct (%)")
-        _mark_best(accuracy, epochs, 100 * _column(rows, "val_accuracy"))
+        _mark_highest(accuracy, epochs, 100 * _column(rows, "val_accuracy"))
         rates = _column(rows, "lr")
         largest = _largest(rates)
         power = math.floor(math.log10(1.01 * largest)) if largest > 0 else 0
@@ -254,12 +254,12 @@ def _largest(values: NDArray[Any]) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
-def _mark_best(axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64]) -> None:
+def _mark_highest(axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64]) -> None:
     if np.isnan(values).all():
         return
-    best = int(np.nanargmax(values))
-    note = f"best: {values[best]:.1f} % (epoch {epochs[best]:g})"
-    ring = axes.plot(epochs[best], values[best], "o", color="none", markeredgecolor=ORANGE, markersize=7, label=note)
+    highest = int(np.nanargmax(values))
+    note = f"highest: {values[highest]:.1f} % (epoch {epochs[highest]:g})"
+    ring = axes.plot(epochs[highest], values[highest], "o", color="none", markeredgecolor=ORANGE, markersize=7, label=note)
     axes.legend(handles=ring, loc="best")
 
 

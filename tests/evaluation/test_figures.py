@@ -46,7 +46,7 @@ def test_curves(tmp_path):
     check_png(tmp_path / "curves.png")
     draw_curves(ROWS, tmp_path / "curves.svg")
     found = words(tmp_path / "curves.svg")
-    assert "best: 95.8 % (epoch 2)" in found and "step size (× 10⁻³)" in found
+    assert "highest: 95.8 % (epoch 2)" in found and "step size (× 10⁻³)" in found
     assert {"Loss", "Accuracy", "Learning rate", "training", "validation", "correct (%)"} <= set(found)
     assert found.count("epoch") == 3
 
