@@ -1,64 +1,25 @@
-"""Pictures of a run: curves, confusion matrix, calibration, anything by angle, contact sheet. One function each.
-
-Sizes are those of a printed column (85 mm) or page (170 mm); colours are Okabe and Ito's, which everyone can tell apart. No
-window, no global state: figures are drawn by Agg and take their name only when they are whole.
-"""
+"""Pictures of a run: curves, confusion matrix, calibration, anything by angle, contact sheet. One function each."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from revit.data.cache import whole_file
+from revit.evaluation.drawing import BLUE, COLUMN, GREY, LINE_STYLES, ORANGE, PAGE, SERIES_COLOURS, figure_file, one_line
 from revit.evaluation.metrics import CalibrationBin, expected_calibration_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-COLUMN, PAGE = 85, 170  # mm
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#595959"
-SERIES_COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINE_STYLES = ("-", "--", "-.", ":")
 ANNOTATED_CLASSES = 20
 MAX_CELLS = 250
 MAX_SHEET = 100
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.edgecolor": GREY,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E5E5E5",
-    "grid.linewidth": 0.5,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "savefig.dpi": 200,
-    "svg.fonttype": "none",
-}
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -69,7 +30,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     if not rows:
         raise ValueError("no epochs to draw: the rows are empty")
     epochs = _column(rows, "epoch")
-    with _figure(path, PAGE, 58) as figure:
+    with figure_file(path, PAGE, 58) as figure:
         loss, accuracy, rate = figure.subplots(1, 3, gridspec_kw={"width_ratios": (1, 1, 0.55)})
         for axes, name, scale in ((loss, "loss", 1), (accuracy, "accuracy", 100)):
             for split, label, colour, style in (("train", "training", BLUE, "-"), ("val", "validation", ORANGE, "--")):
@@ -102,7 +63,7 @@ def draw_confusion(matrix: ArrayLike, classes: Sequence[str], path: Path) -> Non
     shares = np.divide(100 * counts, totals, out=np.full((size, size), np.nan), where=totals > 0)
     block = math.ceil(size / MAX_CELLS)
     width = min(PAGE, max(COLUMN, 45 + 10 * size))
-    with _figure(path, width, 0.88 * width) as figure:
+    with figure_file(path, width, 0.88 * width) as figure:
         from matplotlib.colors import PowerNorm
 
         axes = figure.subplots()
@@ -128,7 +89,7 @@ def draw_calibration(bins: Sequence[CalibrationBin], path: Path) -> None:
     """A reliability diagram: how often predictions of each confidence are right, and below it how many there are."""
     if not any(b.count for b in bins):
         raise ValueError("no predictions to draw: all calibration bins are empty")
-    with _figure(path, COLUMN, 95) as figure:
+    with figure_file(path, COLUMN, 95) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (3, 1)})
         for b in bins:
             if b.accuracy is None or b.confidence is None:
@@ -157,7 +118,7 @@ def draw_polar(
     turns = np.mod(angles, 360)[order]
     gaps = np.diff(turns, append=turns[0] + 360)
     closed = len(turns) > 2 and gaps.max() < 1.5 * np.median(gaps) + 1e-9
-    with _figure(path, COLUMN, 92 + 5 * math.ceil(len(series) / 2)) as figure:
+    with figure_file(path, COLUMN, 92 + 5 * math.ceil(len(series) / 2)) as figure:
         axes: Any = figure.subplots(subplot_kw={"projection": "polar"})
         axes.set_theta_zero_location("N")
         for i, (name, values) in enumerate(series.items()):
@@ -167,7 +128,7 @@ def draw_polar(
             theta = np.radians(np.append(turns, turns[0]) if closed else turns)
             radius = np.append(ordered, ordered[0]) if closed else ordered
             style: dict[str, Any] = {"color": SERIES_COLOURS[i % 7], "linestyle": LINE_STYLES[i % 4]}
-            axes.plot(theta, radius, label=_label(name, 40), marker="o" if len(turns) <= 24 else None, **style)
+            axes.plot(theta, radius, label=one_line(name, 40), marker="o" if len(turns) <= 24 else None, **style)
         _draw_circles(axes, limit, max(_largest(np.asarray(values, dtype=float)) for values in series.values()))
         if title:
             axes.set_title(title, loc="center", pad=8)
@@ -190,13 +151,13 @@ def draw_sheet(images: ArrayLike, titles: Sequence[str], path: Path) -> None:
     rows = math.ceil(count / columns)
     cell = min(30.0, PAGE / columns)
     letters = max(6, int(cell / 1.4))  # letters of 6 points are about 1.4 mm wide
-    with _figure(path, cell * columns, rows * (cell * height / width + 3.5) + (6 if heading else 1)) as figure:
+    with figure_file(path, cell * columns, rows * (cell * height / width + 3.5) + (6 if heading else 1)) as figure:
         layout: Any = figure.get_layout_engine()
         layout.set(w_pad=0.015, h_pad=0.015, wspace=0.02, hspace=0.01)
         grid = figure.subplots(rows, columns, squeeze=False).flat
         for axes, image, title in zip(grid, shown, titles, strict=False):
             axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axes.set_title(_label(title, letters), fontsize=6, fontweight="normal", loc="center", pad=2, parse_math=False)
+            axes.set_title(one_line(title, letters), fontsize=6, fontweight="normal", loc="center", pad=2, parse_math=False)
         for axes in figure.axes:
             axes.set_axis_off()
         if heading:
@@ -212,34 +173,6 @@ def _visible_channels(pixels: NDArray[np.float32]) -> tuple[NDArray[np.float32],
         return pixels.mean(axis=1), "mean of 2 channels"
     heading = "" if channels == 3 else f"channels 1 to 3 of {channels} as red, green, blue"
     return pixels[:, :3].transpose(0, 2, 3, 1), heading
-
-
-@contextmanager
-def _figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure of this size in mm, saved in the format of the path's suffix when the block ends well."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    path = Path(path)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a picture must not depend on the settings of whoever draws it
-        matplotlib.rcParams.update(_STYLE)
-        figure = Figure(figsize=(width / 25.4, height / 25.4), layout="constrained")
-        yield figure
-        with warnings.catch_warnings(), whole_file(path) as file:
-            # Class names come in every script; a letter that the font lacks becomes a box, which is no reason to stop.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            figure.savefig(file, format=path.suffix.lstrip(".") or "png", bbox_inches="tight", pad_inches=0.02)
-
-
-def _label(text: object, limit: int) -> str:
-    """One printable line: shortened in the middle, where names differ least, with file names of broken encoding mended."""
-    line = " ".join(str(text).encode("utf-8", "replace").decode().split())
-    line = "".join(letter if letter.isprintable() else "?" for letter in line)
-    if len(line) <= limit:
-        return line
-    tail = (limit - 1) // 2
-    return f"{line[: limit - 1 - tail]}…{line[len(line) - tail :]}"
 
 
 def _column(rows: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
@@ -277,7 +210,7 @@ def _name_classes(axes: Axes, classes: Sequence[str], cell: float) -> None:
     """Tick labels: all up to 40 classes, then one in so many; turned where they do not fit their cell of so many mm."""
     step = math.ceil(len(classes) / 40)
     places = range(0, len(classes), step)
-    names = [_label(classes[place], 18) for place in places]
+    names = [one_line(classes[place], 18) for place in places]
     font = 7 if len(places) <= 20 else 5
     fits = 0.19 * font * max(map(len, names)) <= cell * step
     turn: dict[str, Any] = {}
