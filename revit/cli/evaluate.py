@@ -9,9 +9,9 @@ from rich.console import Console
 
 from revit.cli.parser import Parser, UsageError
 from revit.cli.report import print_scores, report_scores
-from revit.cli.runs import LoadedRun, load_run, newest_run
+from revit.cli.runs import LoadedRun, load_run, newest_run, run_data
 from revit.cli.scanning import open_with_progress, report_skipped
-from revit.data import DataOptions, Dataset
+from revit.data import Dataset
 from revit.data.loader import EvalLoader, Reading
 from revit.evaluation.collect import collect_logits
 
@@ -35,7 +35,7 @@ def run(words: list[str]) -> int:
         raise UsageError(f"--batch-size must be at least 1, got {options.batch_size}")
     console = Console()
     loaded = load_run(Path(options.run) if options.run else newest_run(), options.checkpoint)
-    data = _data(loaded, options.data_root, options.on_bad)
+    data = run_data(loaded, options.data_root, options.on_bad)
     dataset = open_with_progress(data, console)
     _check(loaded, dataset)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -55,15 +55,6 @@ def run(words: list[str]) -> int:
     print_scores(console, scores, options.split, len(outputs.labels))
     console.print(f"scores and pictures are in {folder}", highlight=False, soft_wrap=True)
     return 0
-
-
-def _data(loaded: LoadedRun, root: str | None, on_bad: str | None) -> DataOptions:
-    """The data options of the run; its root is only in the run folder's own config, not in the checkpoint."""
-    values = dict(loaded.recipe["data"])
-    values["root"] = root or loaded.data_root
-    height, width = loaded.spec.size
-    values["size"] = height if height == width else None  # other images of a folder are resized to what the model takes
-    return DataOptions(**{**values, **({"on_bad": on_bad} if on_bad else {})})
 
 
 def _check(loaded: LoadedRun, dataset: Dataset) -> None:

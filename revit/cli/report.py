@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from revit.cli.runs import LoadedRun
-from revit.data import BadImage, Images
+from revit.data import BadImage, DataError, DataSpec, Images
 from revit.data.cache import whole_file
 from revit.data.loader import normalised, scaled
 from revit.data.randomness import permutation
@@ -22,10 +23,10 @@ from revit.evaluation import (
     Audit,
     Scores,
     audit_model,
-    consistency_by_angle,
     draw_calibration,
     draw_confusion,
     draw_polar,
+    errors_by_angle,
     normalised_black,
     score_predictions,
 )
@@ -80,26 +81,27 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.2%}"
 
 
-def report_audit(images: Images, run: LoadedRun, folder: Path, device: torch.device) -> Audit:
+def report_audit(images: Images, run: LoadedRun, folder: Path) -> Audit:
     """The equivariance of a trained model on images of a split: `audit.json` and `audit_polar.png`."""
     count = min(1024, max(64, AUDITED_PIXELS // (run.spec.size[0] * run.spec.size[1])))
-    x = some_images(images, run, count, device)
+    x = choose_images([images], run.spec, count)
     fill = normalised_black(run.spec)
-    audit = audit_model(run.model, x, run.group, fill=fill)
-    angles = list(range(0, 360, POLAR_STEP))
-    kept = consistency_by_angle(run.model, x[:POLAR_IMAGES], angles, fill=fill)
-    values = {**audit.to_dict(), "consistency_by_angle": dict(zip(map(str, angles), kept, strict=True)), **environment()}
-    write_json(folder / "audit.json", values)
-    title = f"Predictions that stay when images turn ({min(len(x), POLAR_IMAGES)} images, %)"
-    series = {f"{run.recipe['model']['name']}, {run.group}": [100 * share for share in kept]}
-    draw_polar(angles, series, folder / "audit_polar.png", title=title, limit=100)
+    audit = audit_model(run.model, x, run.group, fill=fill, batch_size=64)
+    by_angle = errors_by_angle(run.model, x[:POLAR_IMAGES], degrees=range(0, 360, POLAR_STEP), fill=fill, batch_size=64)
+    write_json(folder / "audit.json", {"audit": audit.to_dict(), "by_angle": by_angle.to_dict(), **environment()})
+    title = f"Predictions that stay when images turn ({by_angle.samples} images, %)"
+    shown = {"full frame": by_angle.frame, "central disc": by_angle.disc}
+    series = {name: [found.consistency_percent for found in agreements] for name, agreements in shown.items()}
+    draw_polar(by_angle.degrees, series, folder / "audit_polar.png", title=title, limit=100)
     return audit
 
 
 def print_audit(console: Console, audit: Audit) -> None:
     """One line a feature, and the verdict."""
-    for feature, errors in audit.errors.items():
-        console.print(f"  relative equivariance error, {feature:<10} {max(errors):.1e}", highlight=False)
+    for name in ("lift", "pre_class", "logits"):
+        if name in audit.stages:
+            error = max(audit.stages[name].relative)
+            console.print(f"  relative equivariance error, {name:<10} {error:.1e}", highlight=False)
     if audit.mean_consistency_percent is not None:
         moves = "turns and mirrors" if audit.group.endswith("m") else "turns"
         console.print(
@@ -110,16 +112,18 @@ def print_audit(console: Console, audit: Audit) -> None:
         )
 
 
-def some_images(images: Images, run: LoadedRun, count: int, device: torch.device) -> Tensor:
-    """A fixed random choice of normalised images [count, C, H, W]."""
+def choose_images(splits: Sequence[Images], spec: DataSpec, count: int) -> Tensor:
+    """A fixed random choice of normalised images [count, C, H, W], from the next split where one has too few."""
     chosen = []
-    for i in permutation(len(images), 0, "audit"):
-        with suppress(BadImage):  # the loader has reported it
-            chosen.append(images.read(int(i)))
-        if len(chosen) == count:
-            break
-    pixels = torch.from_numpy(np.stack(chosen))
-    return normalised(scaled(pixels, device, next(run.model.parameters()).dtype), run.spec)
+    for images in splits:
+        for i in permutation(len(images), 0, "audit"):
+            if len(chosen) == count:
+                break
+            with suppress(BadImage):  # the loader has reported it
+                chosen.append(images.read(int(i)))
+    if not chosen:
+        raise DataError(f"{spec.name}: no image that can be read")
+    return normalised(scaled(torch.from_numpy(np.stack(chosen)), torch.device("cpu"), torch.float32), spec)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

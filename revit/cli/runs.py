@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from revit.data import DataSpec
+from revit.data import DataOptions, DataSpec
 from revit.models import create_model
 from revit.training.checkpoint import MANIFEST, Checkpoint, CheckpointError, read_checkpoint
 from revit.training.recipe import ModelOptions, Recipe, read_recipe
@@ -75,3 +75,12 @@ def newest_run(below: Path = Path("runs")) -> Path:
     if not found:
         raise RunError(f"no run under {below}/; name one with --run, or train one with `revit train`")
     return found[-1].parents[2]
+
+
+def run_data(run: LoadedRun, root: str | None, on_bad: str | None) -> DataOptions:
+    """The data options of a run; its root is only in the run folder's own config, not in the checkpoint."""
+    values = dict(run.recipe["data"])
+    values["root"] = root or run.data_root
+    height, width = run.spec.size
+    values["size"] = height if height == width else None  # other images of a folder are resized to what the model takes
+    return DataOptions(**{**values, **({"on_bad": on_bad} if on_bad else {})})

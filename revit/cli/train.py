@@ -190,7 +190,7 @@ def _finish(run: LoadedRun, outputs: Outputs | None, training: Training, dataset
         console.print(f"finished before: test accuracy {result['accuracy']:.2%} in {folder / RESULT}", highlight=False)
         return
     draw_curves(history, folder / "curves.png")
-    audit = report_audit(dataset.test, run, folder, training.accelerator.device)
+    audit = report_audit(dataset.test, run, folder)
     best = training.progress.best
     facts = {
         "validation_accuracy": best["val_accuracy"],

@@ -1,6 +1,7 @@
 """How all pictures look: as wide as a printed column (85 mm) or page (170 mm), in Okabe and Ito's colours.
 
-Everyone can tell these colours apart. No window, no global state: figures are drawn by Agg and take their name only when they are whole.
+Everyone can tell these colours apart. No window, no global state: figures are drawn by Agg and take their name only when they
+are whole.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def test_a_run_folder_has_everything(npz, tmp_path, capsys):
     result = json.loads((run / "test.json").read_text())
     assert result["images"] == 21 and sum(map(sum, result["confusion"])) == 21 and result["seed"] == 0
     assert result["command"] and result["commit"] and "toy.npz" in result["data"]
-    audit = json.loads((run / "audit.json").read_text())
-    assert audit["passed"] and audit["mean_consistency_percent"] == 100
+    audit = json.loads((run / "audit.json").read_text())["audit"]
+    assert audit["passed"] and audit["consistency_percent_mean"] == 100
     printed = capsys.readouterr().out
     assert "100.00 %" in printed and "epoch 2/2" in printed and "parameters" in printed
     assert any((run / "tb").iterdir())

@@ -9,7 +9,7 @@ from torch import nn
 
 from revit.data.spec import DataSpec
 from revit.equivariance import equivariance_error, prediction_consistency
-from revit.evaluation import audit_model, consistency_by_angle, normalised_black, turn_by_angle
+from revit.evaluation import audit_model, errors_by_angle, normalised_black, turn_by_angle
 from revit.evaluation.inference import evaluating, place_of
 from revit.evaluation.turning import turn_by_element
 from revit.groups import Group
@@ -24,14 +24,14 @@ def test_an_invariant_model_passes():
     audit = audit_model(OrbitMean(Plain()).double(), torch.rand(IMAGES), "p4m")
     assert audit.passed and audit.samples == 24 and audit.group == "p4m" and audit.exact == (True,) * 8
     assert audit.elements[:2] == ("0°", "90°") and audit.elements[4] == "mirror"
-    assert max(audit.largest_errors["logits"]) < 1e-12
+    assert max(audit.stages["logits"].largest) < 1e-12
     assert audit.consistency == (1.0,) * 8 and audit.mean_consistency_percent == 100
 
 
 def test_a_plain_convolution_fails():
     audit = audit_model(Plain().double(), torch.rand(IMAGES), "p4m")
     assert not audit.passed
-    assert audit.errors["logits"][0] == 0 and min(audit.errors["logits"][1:4]) > 0.01
+    assert audit.stages["logits"].relative[0] == 0 and min(audit.stages["logits"].relative[1:4]) > 0.01
 
 
 def test_a_defect_in_one_pixel_fails():
@@ -44,7 +44,7 @@ def test_a_defect_in_one_pixel_fails():
             return {"lift": features, "logits": x.mean((-2, -1)).repeat(1, 2)}
 
     audit = audit_model(OneBadPixel(), torch.rand(2, 1, 64, 64), "z2m")
-    assert max(audit.errors["lift"]) < audit.tolerance < max(audit.largest_errors["lift"])
+    assert max(audit.stages["lift"].relative) < audit.tolerance < max(audit.stages["lift"].largest)
     assert not audit.passed
 
 
@@ -53,14 +53,22 @@ def test_errors_are_those_of_equivariance_error():
     model = create_model("revit_tiny", group=group, in_chans=1, **SMALL).double().eval()
     x = torch.randn(3, 1, 12, 12, dtype=torch.float64)
     audit = audit_model(model, x, group, batch_size=2)
-    assert list(audit.errors) == ["lift", "pre_class", "logits"]
-    for name in audit.errors:
-        mean = equivariance_error(model, x, group, feature=name, relative=True)
-        largest = equivariance_error(model, x, group, feature=name, relative=True, reduction="max")
-        torch.testing.assert_close(torch.tensor(audit.errors[name], dtype=torch.float64), mean, rtol=1e-6, atol=1e-12)
-        torch.testing.assert_close(
-            torch.tensor(audit.largest_errors[name], dtype=torch.float64), largest, rtol=1e-6, atol=1e-12
-        )
+    assert list(audit.stages) == ["lift", "pre_class", "logits"]  # its one block is what comes before the head
+    for name, stage in audit.stages.items():
+        measures = {
+            "absolute": {},
+            "relative": {"relative": True},
+            "largest": {"relative": True, "reduction": "max"},
+            "disc_absolute": {"disc": True},
+            "disc_relative": {"disc": True, "relative": True},
+        }
+        for measure, options in measures.items():
+            if name == "logits" and measure.startswith("disc"):
+                assert getattr(stage, measure) is None
+                continue
+            expected = equivariance_error(model, x, group, feature=name, **options)
+            found = torch.tensor(getattr(stage, measure), dtype=torch.float64)
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(torch.tensor(audit.consistency, dtype=torch.float64), prediction_consistency(model, x, group))
     assert audit.passed and audit.exact == (True, False) * 4  # the odd turns by 45 degrees are not exact and do not count
 
@@ -68,8 +76,9 @@ def test_errors_are_those_of_equivariance_error():
 def test_features_of_another_group_are_left_out():
     model = create_model("revit_tiny", group="p4", in_chans=1, **SMALL).double().eval()
     audit = audit_model(model, torch.randn(2, 1, 12, 12), "p4m")
-    assert list(audit.errors) == ["logits"]
-    assert audit.errors["logits"][1] < 1e-12 < 1e-3 < audit.errors["logits"][4]  # it turns, but has no mirrors
+    assert list(audit.stages) == ["logits"]
+    errors = audit.stages["logits"].relative
+    assert errors[1] < 1e-12 < 1e-3 < errors[4]  # it turns, but has no mirrors
     assert not audit.passed
 
 
@@ -83,8 +92,11 @@ def test_consistency_counts_samples():
 
 
 def test_audits_are_json():
-    values = audit_model(Plain(), torch.rand(IMAGES), "p4").to_dict()
-    assert json.loads(json.dumps(values, allow_nan=False))["passed"] is False
+    values = json.loads(json.dumps(audit_model(Plain(), torch.rand(IMAGES), "p4").to_dict(), allow_nan=False))
+    assert values["passed"] is False and values["broken_stage"] == "conv"
+    errors = values["stages"]["logits"]["absolute"]
+    assert values["stages"]["logits"]["absolute_mean"] == pytest.approx(sum(errors[1:]) / 3)
+    assert json.dumps(audit_model(Plain(), torch.rand(IMAGES), "z2").to_dict(), allow_nan=False)
 
 
 def test_the_model_is_left_as_it_was():
@@ -92,32 +104,13 @@ def test_the_model_is_left_as_it_was():
     model[1].eval()  # frozen on purpose
     before = {name: value.clone() for name, value in model.state_dict().items()}
     audit_model(model, torch.rand(IMAGES), "p4")
-    consistency_by_angle(model, torch.rand(IMAGES), [10], fill=0.0)
+    errors_by_angle(model, torch.rand(IMAGES), degrees=[10], fill=0.0)
     assert model.training and model[0].training and not model[1].training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(RuntimeError, match="inside"), evaluating(model):
         assert not model.training and not torch.is_grad_enabled()
         raise RuntimeError("inside")
     assert model.training and torch.is_grad_enabled()
-
-
-def test_consistency_by_angle_of_a_known_model():
-    x = torch.full((2, 1, 8, 8), -1.0)
-    x[0, :, :, :3] = 1  # left
-    x[1, :, :, 5:] = 1  # right
-    assert consistency_by_angle(Sides(), x, [0, 30, 150, 180, 330, -30, 360], fill=-1.0) == (1, 1, 0, 0, 1, 1, 1)
-    assert consistency_by_angle(Sides(), x, [0, 30, 180], fill=-1.0, disc=True) == (1, 1, 0)
-
-
-def test_batches_do_not_matter():
-    x, model, angles = torch.randn(IMAGES), Plain(), [0, 17, 45, 90, 200]
-    small = consistency_by_angle(model, x, angles, fill=0.5, batch_size=5)
-    assert small == consistency_by_angle(model, x, angles, fill=0.5, batch_size=24)
-    assert small[0] == 1 and min(small) < 1
-
-
-def test_an_invariant_model_is_consistent_at_quarter_turns():
-    assert consistency_by_angle(OrbitMean(Plain()).double(), torch.rand(IMAGES), [0, 90, 180, 270], fill=0.0) == (1, 1, 1, 1)
 
 
 @pytest.mark.parametrize("angle", [30, 77.5, 135, 300])
@@ -146,19 +139,6 @@ def test_turned_in_corners_show_the_fill():
         turn_by_angle(x, 45, fill=(1.0, 2.0, 3.0))
 
 
-def test_on_a_disc_only_the_turn_differs():
-    """A function of what is outside the disc sees the same thing at every angle."""
-
-    class Corners(nn.Module):
-        def forward(self, x):
-            corner = x[:, 0, 0, 0]
-            return torch.stack([corner, -corner], dim=1)
-
-    x = torch.ones(3, 1, 16, 16)
-    assert consistency_by_angle(Corners(), x, [45], fill=-1.0) == (0,)
-    assert consistency_by_angle(Corners(), x, [45], fill=-1.0, disc=True) == (1,)
-
-
 def test_normalised_black():
     spec = DataSpec("two", 2, (4, 4), ("a", "b"), (0.5, 0.2), (0.25, 0.1), "made up")
     assert normalised_black(spec) == (-2, -2)
@@ -172,7 +152,7 @@ def test_place_of():
 def test_messages():
     with pytest.raises(ValueError, match=r"expected images \[N, C, H, W\], at least one, got shape \[0, 1, 4, 4\]"):
         audit_model(Plain(), torch.zeros(0, 1, 4, 4), "p4")
-    with pytest.raises(ValueError, match=r"returns logits \[B, classes\], got shape \[1, 1, 4, 4\]"):
+    with pytest.raises(ValueError, match=r"returns logits \[B, classes\] for 1 images, got shape \[1, 1, 4, 4\]"):
         audit_model(nn.Identity(), torch.zeros(1, 1, 4, 4), "p4")
     with pytest.raises(ValueError, match=r"got shape \[1, 1, 4, 4\]"):
-        consistency_by_angle(nn.Identity(), torch.zeros(1, 1, 4, 4), [0], fill=0.0)
+        errors_by_angle(nn.Identity(), torch.zeros(1, 1, 4, 4), degrees=[0], fill=0.0)
