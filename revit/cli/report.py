@@ -19,6 +19,7 @@ from revit.data import BadImage, DataError, DataSpec, Images
 from revit.data.cache import whole_file
 from revit.data.loader import normalised, scaled
 from revit.data.randomness import permutation
+from revit.data.spec import Pixels
 from revit.evaluation import (
     Audit,
     Scores,
@@ -114,7 +115,7 @@ def print_audit(console: Console, audit: Audit) -> None:
 
 def choose_images(splits: Sequence[Images], spec: DataSpec, count: int) -> Tensor:
     """A fixed random choice of normalised images [count, C, H, W], from the next split where one has too few."""
-    chosen = []
+    chosen: list[Pixels] = []
     for images in splits:
         for i in permutation(len(images), 0, "audit"):
             if len(chosen) == count:

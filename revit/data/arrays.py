@@ -112,7 +112,7 @@ def read_npz(path: Path) -> ArrayFile:
             if array is None:
                 raise DataError(f"{path}: has no {part}_{kind}; name the arrays {', '.join(_KEYS[:2] + _KEYS[4:6])}")
         assert images is not None and labels is not None
-        parts[part] = _checked_images(path, part, images), _checked_labels(path, part, labels)
+        parts[part] = checked_images(path, part, images), _checked_labels(path, part, labels)
         if len(images) != len(labels):
             raise DataError(f"{path}: {part}_images has {len(images)} images but {part}_labels {len(labels)} labels")
         if parts[part][0].shape[1:] != parts["train"][0].shape[1:]:
@@ -124,7 +124,8 @@ def _text(array: NDArray[Any]) -> str:
     return f"{list(array.shape)} of {array.dtype}"
 
 
-def _checked_images(path: Path, part: str, images: NDArray[Any]) -> NDArray[np.uint8]:
+def checked_images(path: Path, part: str, images: NDArray[Any]) -> NDArray[np.uint8]:
+    """The array `<part>_images` of a file, [N, H, W] or [N, H, W, C] -> [N, C, H, W]."""
     where = f"{path}: {part}_images"
     if images.ndim not in (3, 4) or images.dtype != np.uint8 or 0 in images.shape:
         raise DataError(f"{where} must be uint8 [N, H, W] or [N, H, W, C] with at least one image, got {_text(images)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from revit.data.image_files import printable, read_image
+from revit.data.image_files import ImageSource, printable, read_image, source_name
 from revit.data.resize import crop_and_resize
 from revit.data.spec import BadImage, Crop, Pixels
 
@@ -29,11 +29,14 @@ class Fit:
         """Whether images of so many channels can be used: grey becomes colour by repetition, colour grey by its brightness."""
         return channels == self.channels or {channels, self.channels} == {1, 3}
 
-    def read(self, path: str, crop: Crop | None = None) -> Pixels:
+    def read(self, source: ImageSource, crop: Crop | None = None) -> Pixels:
         """The image of a file, [C, H, W]."""
-        image = read_image(path)
+        return self.apply(read_image(source), source_name(source), crop)
+
+    def apply(self, image: Pixels, name: str, crop: Crop | None = None) -> Pixels:
+        """An image of any channels and size -> [C, H, W]. The name is for the error of one that cannot be used."""
         if not self.takes(len(image)):
-            raise BadImage(f"{printable(path)}: {len(image)} channels among images of {self.channels}; convert or remove it")
+            raise BadImage(f"{name}: {len(image)} channels among images of {self.channels}; convert or remove it")
         if len(image) < self.channels:
             image = image.repeat(self.channels, axis=0)
         elif len(image) > self.channels:
@@ -42,7 +45,7 @@ class Fit:
         if self.floating and image.dtype == np.uint8:
             image = image.astype(np.float32) / 255
         if not self.floating and image.dtype != np.uint8:
-            raise BadImage(f"{printable(path)}: more than 8 bits among images of 8; convert or remove it")
+            raise BadImage(f"{name}: more than 8 bits among images of 8; convert or remove it")
         if crop is None:
             height, width = image.shape[1:]
             top, left = (int(side * (1 - self.centre) / 2) for side in (height, width))

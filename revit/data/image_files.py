@@ -6,6 +6,7 @@ is decoded, and whatever is wrong with a file ends in one `BadImage` that names 
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import stat
@@ -54,6 +55,17 @@ class EncodedImage:
     decode: Callable[[], Pixels]
 
 
+@dataclass(frozen=True)
+class ImageBytes:
+    """What an image file would hold, if it were a file of its own, and what to call it in errors."""
+
+    data: bytes
+    name: str
+
+
+ImageSource = str | os.PathLike[str] | ImageBytes
+
+
 class Refused(Exception):
     """Why a file is no image for us, and the fix. Whoever knows the path adds it."""
 
@@ -72,30 +84,34 @@ def printable(path: str | os.PathLike[str]) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def read_image(path: str | os.PathLike[str]) -> Pixels:
+def source_name(source: ImageSource) -> str:
+    """What errors call an image, as one printable line."""
+    return source.name if isinstance(source, ImageBytes) else printable(source)
+
+
+def read_image(source: ImageSource) -> Pixels:
     """The image in a file, [C, H, W]: uint8, or float32 with 0 as black and 1 as white where the file has more than 8 bits.
 
     Grey images have 1 channel and colour images 3; alpha is dropped, a palette is looked up, the EXIF orientation is applied
     and of an animation the first frame is taken. TIFF and .npy may have up to 64 channels; floats are taken as they are.
     Colour PNG and PPM of 16 bits are read with 8, as Pillow does.
     """
-    with _opened(path) as image:
+    with _opened(source) as image:
         return image.decode()
 
 
-def image_header(path: str | os.PathLike[str]) -> ImageHeader:
+def image_header(source: ImageSource) -> ImageHeader:
     """Channels, height, width and kind of the image that `read_image` gives, without decoding its pixels."""
-    with _opened(path) as image:
+    with _opened(source) as image:
         return image.header
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[EncodedImage]:
-    """The image behind a path; whatever goes wrong, here or while it is decoded, becomes an error with the path in it."""
-    shown = printable(path)
+def _opened(source: ImageSource) -> Iterator[EncodedImage]:
+    """The image of a source; whatever goes wrong, here or while it is decoded, becomes an error with its name in it."""
+    shown = source_name(source)
     try:
-        _check_file(os.stat(path))
-        with _quiet(), open(path, "rb") as file:
+        with _quiet(), _checked_file(source) as file:
             image = _encoded(file)
             _check_size(image.header)
             yield image
@@ -106,8 +122,9 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[EncodedImage]:
     except Refused as error:
         raise BadImage(f"{shown}: {error}") from error
     except FileNotFoundError as error:
-        if os.path.islink(path):
-            raise BadImage(f"{shown}: a link to {printable(os.readlink(path))}, which does not exist; mend the link") from error
+        if not isinstance(source, ImageBytes) and os.path.islink(source):
+            target = printable(os.readlink(source))
+            raise BadImage(f"{shown}: a link to {target}, which does not exist; mend the link") from error
         raise BadImage(f"{shown}: no such file; put it back or remove it from the list") from error
     except PermissionError as error:
         raise BadImage(f"{shown}: no permission to read it; try chmod +r") from error
@@ -116,15 +133,25 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[EncodedImage]:
         raise BadImage(f"{shown}: damaged, it cannot be decoded ({reason}); replace or remove it") from error
 
 
-def _check_file(found: os.stat_result) -> None:
+def _checked_file(source: ImageSource) -> IO[bytes]:
+    """The content, open, if it is a plain file of a size that we read."""
+    if isinstance(source, ImageBytes):
+        _check_bytes(len(source.data))
+        return io.BytesIO(source.data)
+    found = os.stat(source)
     if stat.S_ISDIR(found.st_mode):
         raise Refused("a folder, not an image file; name a file in it")
     if not stat.S_ISREG(found.st_mode):  # a pipe would wait for ever
         raise Refused("not a regular file; replace or remove it")
-    if found.st_size == 0:
+    _check_bytes(found.st_size)
+    return open(source, "rb")
+
+
+def _check_bytes(count: int) -> None:
+    if count == 0:
         raise Refused("empty, it has 0 bytes; replace or remove it")
-    if found.st_size > MAX_BYTES:
-        raise Refused(f"{found.st_size} bytes, more than the {MAX_BYTES} that are read; store it smaller")
+    if count > MAX_BYTES:
+        raise Refused(f"{count} bytes, more than the {MAX_BYTES} that are read; store it smaller")
 
 
 def _check_size(header: ImageHeader) -> None:
@@ -265,7 +292,8 @@ def _npy(file: IO[bytes]) -> EncodedImage:
     check_dtype(dtype)
     if len(shape) not in (2, 3):
         raise Refused(f"its array has shape {shape}; an image has 2 or 3 axes")
-    if os.fstat(file.fileno()).st_size - file.tell() < np.prod(shape, dtype=object) * dtype.itemsize:
+    start = file.tell()
+    if file.seek(0, os.SEEK_END) - start < np.prod(shape, dtype=object) * dtype.itemsize:
         raise Refused(f"shorter than its array of shape {shape} needs; copy it again")
 
     def decode() -> Pixels:

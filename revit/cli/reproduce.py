@@ -1,0 +1,288 @@
+"""`revit reproduce`: a table or a figure of the paper, ours beside theirs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from revit.cli import train
+from revit.cli.parser import Parser, UsageError
+from revit.cli.report import choose_images
+from revit.cli.runs import build_model, load_run
+from revit.data import DataError, DataOptions, Dataset, Images, open_dataset
+from revit.data.identity import dataset_fingerprint
+from revit.evaluation import audit_model, normalised_black, random_transformations
+from revit.evaluation.audit import SAMPLES, Audit
+from revit.groups import Group
+from revit.reproduce.gallery import FIGURES, draw_figure
+from revit.reproduce.paper import PaperTable, paper_tables
+from revit.reproduce.plan import ACCURACY, BUDGETS, Experiment, about, cells, further, overrides, seeds
+from revit.reproduce.results import read_result, write_result
+from revit.reproduce.tables import NOT_OBTAINED, Line, compare, find_table, further_lines
+from revit.training.recipe import ModelOptions, RecipeError, read_recipe
+from revit.training.run_folder import environment
+
+USAGE = "TABLE|FIGURE [--rows ROW ...] [--budget smoke|cpu|full] [--data-root DIR]"
+ABOUT = """Trains or loads what a table of the paper needs, evaluates it and prints ours, the paper's and the difference. Runs
+that are finished are used again, interrupted ones resumed. TABLE is table1 to table12, or `tables` for all;
+FIGURE is figure1 to figure4, or `figures`. Results go to --results as JSON, and tables and figures are made from those alone."""
+
+
+IMAGENET_CLASSES = 1000
+
+
+class Stopped(Exception):
+    """A training was interrupted; its exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("reproduce", USAGE, ABOUT)
+    parser.add_argument("what", metavar="TABLE|FIGURE", type=str, help="table1 to table12, tables, figure1 to figure4, figures")
+    parser.add_argument(
+        "--rows", metavar="ROW", type=str, nargs="+", default=[], help="only rows whose name contains one of these"
+    )
+    parser.add_argument("--budget", default="smoke", choices=list(BUDGETS), help="how much to spend; see below")
+    parser.add_argument("--seeds", metavar="N", type=int, help="runs of each row (default: as many as the budget says)")
+    parser.add_argument("--data-root", metavar="DIR", type=str, help="folder with the data")
+    parser.add_argument("--results", metavar="DIR", type=str, default="results", help="folder of the result files")
+    parser.add_argument("--runs", metavar="DIR", type=str, default="runs", help="folder of the trainings")
+    parser.add_argument("--show", action="store_true", help="train and measure nothing: print what the result files say")
+    parser.epilog = "budgets:  " + "; ".join(f"{name}: {about(name)}" for name in BUDGETS)
+    options = parser.parse_args(words)
+    if options.seeds is not None and not 1 <= options.seeds <= 8:
+        raise UsageError(f"--seeds must be 1 to 8, got {options.seeds}")
+    console = Console()
+    results = Path(options.results)
+    if options.what == "figures" or options.what in FIGURES:
+        for name in FIGURES if options.what == "figures" else [options.what]:
+            path = results / "figures" / f"{name}.png"
+            draw_figure(name, path, results)
+            console.print(f"{name}: {path}", highlight=False, markup=False)
+        return 0
+    tables = _tables(options.what)
+    runner = Runner(
+        options.budget, options.data_root, results, Path(options.runs), options.seeds or seeds(options.budget), console
+    )
+    for table in tables:
+        rows = _rows(table, options.rows)
+        try:
+            if not options.show:
+                runner.obtain(table, rows)
+        except Stopped as stop:
+            console.print("stopped; the same command goes on from here", highlight=False)
+            return stop.code
+        _print(console, table, rows, results, options.budget, runner.why)
+    return 0
+
+
+def _tables(name: str) -> list[PaperTable]:
+    if name == "tables":
+        return [table for key, table in paper_tables().items() if key.startswith("table")]
+    found = find_table(name)
+    if not found:
+        raise UsageError(f"unknown table or figure {name!r}; choose table1 to table12, tables, {', '.join(FIGURES)}, figures")
+    return found
+
+
+def _rows(table: PaperTable, wanted: list[str]) -> list[str]:
+    rows = [name for name in table.rows if not wanted or any(text in name for text in wanted)]
+    if not rows:
+        raise UsageError(f"{table.name} has no row {', '.join(wanted)}; it has {', '.join(table.rows)}")
+    return rows
+
+
+class Runner:
+    """Obtains results that are not there yet, one after another."""
+
+    def __init__(self, budget: str, root: str | None, results: Path, runs: Path, seed_count: int, console: Console) -> None:
+        self.budget, self.root, self.results, self.runs, self.seed_count = budget, root, results, runs, seed_count
+        self.console = console
+        self.why: dict[Experiment, str] = {}  # why an experiment could not be run
+        self._open: dict[str, Dataset] = {}
+
+    def obtain(self, table: PaperTable, rows: list[str]) -> None:
+        """Everything that the rows of a table need; what cannot be had is noted and the others go on."""
+        wanted = [experiment for cell in cells(table) if cell.row in rows for experiment in cell.experiments]
+        recipes = {experiment.recipe for experiment in wanted}
+        groups = {table.rows[row].group for row in rows}
+        wanted += [e for e in further(table.name) if e.group in groups and (e.recipe in recipes or "released" in e.recipe)]
+        for experiment in dict.fromkeys(wanted):
+            for seed in range(self.seed_count):
+                try:
+                    self._experiment(experiment, seed)
+                except (DataError, RecipeError) as error:
+                    self.why[experiment] = str(error)
+
+    def _experiment(self, experiment: Experiment, seed: int) -> None:
+        options = self._options(experiment.recipe)
+        found = read_result(self.results, experiment, self.budget, seed)
+        if found is not None and found.facts["options"] == options:
+            return
+        if experiment.kind == ACCURACY:
+            self._accuracy(experiment, options, seed)
+        else:
+            self._equivariance(experiment, options, seed)
+
+    def _options(self, recipe: str) -> dict[str, Any]:
+        """What the budget changes of a recipe."""
+        return overrides(self.budget, recipe, read_recipe(recipe)["data"]["name"])
+
+    def _sections(self, recipe: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        sections = read_recipe(recipe)
+        for name, value in options.items():
+            section, option = name.split(".")
+            sections.setdefault(section, {})[option] = value
+        return sections
+
+    def _dataset(self, sections: dict[str, dict[str, Any]]) -> Dataset:
+        data = DataOptions(**{**sections["data"], "root": self.root})
+        key = json.dumps(asdict(data))
+        if key not in self._open:
+            self._open[key] = open_dataset(data)
+        return self._open[key]
+
+    def _images(self, sections: dict[str, dict[str, Any]], weights: str) -> Dataset:
+        """The images of an audit. Random weights need no labels: photos of the right size stand in for ImageNet."""
+        try:
+            return self._dataset(sections)
+        except DataError:
+            if sections["data"]["name"] != "imagenet" or weights != "random":
+                raise
+            photos = self._dataset({"data": {"name": "photos", "size": sections["data"].get("size")}})
+            classes = tuple(f"class {i}" for i in range(IMAGENET_CLASSES))
+            return replace(photos, spec=replace(photos.spec, classes=classes))
+
+    def _trained(self, recipe: str, options: dict[str, Any], seed: int) -> Path:
+        """The finished run of a recipe: trained, resumed or found."""
+        folder = self.runs / self.budget / f"{recipe}-seed{seed}"
+        if not (folder / train.RESULT).is_file():
+            self._dataset(self._sections(recipe, options))  # says what is missing before anything is started
+            words = [recipe, "--out", str(folder), "--train.seed", str(seed)]
+            for name, value in options.items():
+                words += [f"--{name}", json.dumps(value) if isinstance(value, list) else str(value)]
+            words += ["--data-root", self.root] if self.root else []
+            words += ["--resume"] if (folder / "config.yaml").is_file() else []
+            if code := train.run(words):
+                raise Stopped(code)
+        return folder
+
+    def _facts(self, dataset: Dataset, options: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **environment(),
+            "options": options,
+            "data": dataset.spec.source,
+            "data_fingerprint": dataset_fingerprint(dataset),
+        }
+
+    def _accuracy(self, experiment: Experiment, options: dict[str, Any], seed: int) -> None:
+        folder = self._trained(experiment.recipe, options, seed)
+        scores = json.loads((folder / train.RESULT).read_text())
+        kept = ("parameters", "epochs", "epoch", "images", "training_seconds", "validation_accuracy", "consistency_percent")
+        dataset = self._dataset(self._sections(experiment.recipe, options))
+        facts = {**self._facts(dataset, options), **{name: scores[name] for name in kept}}
+        facts |= {
+            name: scores[name] for name in ("commit", "started", "versions", "threads", "machine", "device")
+        }  # of the training
+        values = {"accuracy": 100 * scores["accuracy"]}
+        write_result(self.results, experiment, self.budget, seed, {**facts, "values": values})
+
+    def _equivariance(self, experiment: Experiment, options: dict[str, Any], seed: int) -> None:
+        group = Group.parse(str(experiment.group))
+        sections = self._sections(experiment.recipe, options)
+        dataset = self._images(sections, experiment.weights)
+        if experiment.weights == "trained":
+            model = load_run(self._trained(experiment.recipe, options, seed)).model
+            accuracy = Experiment(ACCURACY, experiment.recipe)
+            if read_result(self.results, accuracy, self.budget, seed) is None:
+                self._accuracy(accuracy, options, seed)
+        else:
+            torch.manual_seed(seed)
+            model = build_model(ModelOptions(**sections["model"]), dataset.spec)
+        x = choose_images(_all(dataset), dataset.spec, SAMPLES)
+        fill = normalised_black(dataset.spec)
+        label = f"{experiment.recipe}, {experiment.weights} weights, under {group}"
+        self.console.print(f"audit of {label}: {len(x):,} images", highlight=False, soft_wrap=True)
+        audit = audit_model(model, x, group, fill=fill)
+        values = equivariance_values(audit)
+        facts = {**self._facts(dataset, options), "samples": len(x), "audit": audit.to_dict()}
+        if experiment.weights == "trained":
+            random = random_transformations(model, x, fill=fill)
+            facts["random_transformations"] = random.to_dict()
+            values["random_consistency"] = random.frame.consistency_percent
+            values["random_probability_difference"] = random.frame.probability_difference
+        facts["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        write_result(self.results, experiment, self.budget, seed, {**facts, "values": values})
+
+
+def _all(dataset: Dataset) -> list[Images]:
+    """Test images first; where there are fewer than the protocol asks for, the others follow."""
+    return [dataset.test, dataset.val, dataset.train]
+
+
+def equivariance_values(audit: Audit) -> dict[str, Any]:
+    """The figures of the paper's tables, [mean, std] over the elements, with the relative ones beside them."""
+    values: dict[str, Any] = {}
+    for name in ("lift", "pre_class"):
+        if name in audit.stages:
+            stage = audit.stages[name]
+            values[name] = list(stage.over_elements())
+            values[f"{name}_relative"] = list(stage.over_elements("relative"))
+            values[f"{name}_disc_relative"] = list(stage.over_elements("disc_relative"))
+    found = audit.to_dict()
+    values["consistency"] = [found["consistency_percent_mean"], found["consistency_percent_std"]]
+    exact = [g for g in range(1, len(audit.elements)) if audit.exact[g]]
+    if exact:
+        values["largest_relative_exact"] = max(stage.relative[g] for stage in audit.stages.values() for g in exact)
+    return values
+
+
+def _print(
+    console: Console, table: PaperTable, rows: list[str], results: Path, budget: str, why: dict[Experiment, str]
+) -> None:
+    """The comparison of one budget on the terminal."""
+    labels = {table.rows[row].label for row in rows}
+    lines = [line for line in compare(table, results, [budget], why) if line.row in labels]
+    shown = Table(
+        box=None,
+        title=f"Table {table.number} of the paper ({table.name}): {table.title}. Budget {budget}",
+        title_justify="left",
+    )
+    relative = any(line.relative for line in lines)
+    columns = ["row", "", "paper", "ours", "difference", *(["relative"] if relative else []), "seeds"]
+    for column in columns:
+        shown.add_column(column, justify="left" if column in ("row", "") else "right", no_wrap=column == "ours")
+    for line in lines:
+        extra = [line.relative] if relative else []
+        shown.add_row(
+            line.row, line.column, line.paper, line.ours, line.difference, *extra, str(line.seeds) if line.seeds else ""
+        )
+    console.print(shown)
+    _print_sources(console, lines)
+    for experiment, _, result in further_lines(table.name, results, [budget]):
+        if experiment.group in {table.rows[row].group for row in rows}:
+            worst = result.values.get("largest_relative_exact")
+            found = f"largest relative error under exact elements {worst:.1e}" if worst is not None else "no exact elements"
+            console.print(
+                f"  {experiment.recipe}, {experiment.weights} weights, {experiment.group}: {found}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _print_sources(console: Console, lines: list[Line]) -> None:
+    """Where our numbers come from, and why some are not there."""
+    for data in dict.fromkeys(line.data for line in lines if line.data):
+        console.print(f"  data: {data}", highlight=False, markup=False, soft_wrap=True)
+    for why in dict.fromkeys(line.why for line in lines if line.why):
+        names = ", ".join(dict.fromkeys(line.row for line in lines if line.why == why))
+        console.print(f"  {NOT_OBTAINED}: {names}: {why}", highlight=False, markup=False, soft_wrap=True)

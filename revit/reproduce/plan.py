@@ -1,0 +1,124 @@
+"""What has to be run for a cell of a table: which recipe, changed how by a budget, measured how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from revit.reproduce.paper import PaperTable, paper_tables
+
+BUDGETS = ("smoke", "cpu", "full")
+ACCURACY, EQUIVARIANCE, RANDOM, RELEASED = "accuracy", "equivariance", "random", "released"
+STAGES = {"lift": "lift", "stem": "lift", "pre_class": "pre_class", "consistency": "consistency"}
+"""Columns of the equivariance tables and what they are called in results."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One thing to run: a recipe, and for audits the group whose elements are tried and the weights."""
+
+    kind: str  # accuracy, or equivariance
+    recipe: str
+    group: str | None = None
+    weights: str = "trained"  # or random
+
+    def file_name(self, budget: str, seed: int) -> str:
+        parts = [self.kind, self.recipe]
+        if self.kind == EQUIVARIANCE:
+            parts += [str(self.group), self.weights]
+        return "-".join([*parts, budget, f"seed{seed}.json"])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a table: the mean of a value over experiments (one, but for the means of Table 10), minus another cell."""
+
+    row: str
+    column: str
+    experiments: tuple[Experiment, ...]
+    value: str  # key in the values of a result
+    missing: str = ""  # why there is nothing to run, if there is nothing
+
+
+@cache
+def _plan() -> dict[str, Any]:
+    text = (resources.files("revit.reproduce") / "plan.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
+
+
+def seeds(budget: str) -> int:
+    return int(_plan()["budgets"][budget]["seeds"])
+
+
+def about(budget: str) -> str:
+    return str(_plan()["budgets"][budget]["about"])
+
+
+def overrides(budget: str, recipe: str, dataset: str) -> dict[str, Any]:
+    """What a budget changes of a recipe, as section.option: first for all recipes of a dataset, then for this one."""
+    chosen = _plan()["budgets"][budget]
+    values: dict[str, Any] = {}
+    for part in (chosen["datasets"].get(dataset, {}), chosen["recipes"].get(recipe, {})):
+        for name, value in part.items():
+            values |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    return values
+
+
+def cells(table: PaperTable) -> list[Cell]:
+    """Every number of a table, in its order."""
+    plan = _plan()
+    found = []
+    for row in table.rows.values():
+        missing = plan["missing"].get(row.family, "nothing is planned for this row")
+        for column in row.values:
+            if recipe := plan[ACCURACY].get(table.name, {}).get(row.name, {}).get(column):
+                value = "top5_accuracy" if column == "top5" else "accuracy"
+                found.append(Cell(row.name, column, (Experiment(ACCURACY, recipe),), value))
+            elif recipe := plan[EQUIVARIANCE].get(table.name, {}).get(row.name):
+                weights = "random" if table.name == "table12" else "trained"
+                experiment = Experiment(EQUIVARIANCE, recipe, row.group, weights)
+                found.append(Cell(row.name, column, (experiment,), STAGES[column]))
+            elif table.name in plan[RANDOM] and row.name in (*plan[RANDOM][table.name], "difference"):
+                found.append(_random_cell(row.name, column))
+            else:
+                found.append(Cell(row.name, column, (), "", missing))
+    return found
+
+
+def _random_cell(row: str, column: str) -> Cell:
+    """Table 10: the trained models of a group on all datasets, under random turns."""
+    recipes = _plan()[RANDOM]["table10"]
+    names = recipes["overall"] + recipes["vit"] if row == "difference" else recipes[row]
+    experiments = tuple(Experiment(EQUIVARIANCE, name, own_group(name)) for name in names)
+    return Cell(row, column, experiments, f"random_{column}")
+
+
+def further(table: str) -> list[Experiment]:
+    """Audits beside those of the cells: other weights, and the strides of the released code."""
+    plan, tables = _plan(), paper_tables()
+    if table not in plan[EQUIVARIANCE]:
+        return []
+    other = "trained" if table == "table12" else "random"
+    rows = tables[table].rows
+    found = [Experiment(EQUIVARIANCE, recipe, rows[row].group, other) for row, recipe in plan[EQUIVARIANCE][table].items()]
+    released = plan[RELEASED].get(table, {})
+    return found + [Experiment(EQUIVARIANCE, recipe, rows[row].group, "random") for row, recipe in released.items()]
+
+
+def own_group(recipe: str) -> str:
+    """The group under which the equivariance tables audit a recipe; a plain ViT under the first of its rows."""
+    rows = {name: row for table in paper_tables().values() for name, row in table.rows.items()}
+    for table in _plan()[EQUIVARIANCE].values():
+        for row, name in table.items():
+            if name == recipe:
+                return str(rows[row].group)
+    raise ValueError(f"no equivariance table has a row for {recipe}")
+
+
+def is_trained(table: str) -> bool:
+    """Whether the runs of a table come from training."""
+    return table in _plan()[ACCURACY]
