@@ -1,4 +1,4 @@
-"""How things are measured: interleaved timing, peak memory, fresh processes, and what the machine was."""
+"""How things are measured: interleaved timing, fresh processes, and what the machine was."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 import os
 import platform
 import random
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -19,12 +18,13 @@ from typing import Any
 
 import torch
 
+from revit.evaluation.memory import Task
+from revit.evaluation.memory import peak_memory as peak_memory
+
 THREADS = 2
 QUIET, PATIENCE = 0.15, 10.0  # below this share of the processors others are quiet; seconds to wait for that
 HERE = Path(__file__).parent
-STATUS, CLEAR_REFS, STAT, CPU_INFO = (Path("/proc") / p for p in ("self/status", "self/clear_refs", "stat", "cpuinfo"))
-
-Task = Callable[[], object]
+STAT, CPU_INFO = Path("/proc/stat"), Path("/proc/cpuinfo")
 
 
 def timed(task: Task) -> float:
@@ -52,30 +52,6 @@ def interleave(tasks: Mapping[str, Task], *, rounds: int, warmup: int = 2) -> di
 def median_ratio(above: list[float], below: list[float]) -> float:
     """Median over the rounds of `above / below`."""
     return median(a / b for a, b in zip(above, below, strict=True))
-
-
-def peak_memory(task: Task) -> int:
-    """Bytes by which the resident size of this process rises at most above its present value while the task runs."""
-    gc.collect()
-    try:
-        CLEAR_REFS.write_text("5")  # the high-water mark falls to the present resident size
-    except OSError:
-        before = _max_resident()
-        task()
-        return _max_resident() - before
-    before = _status("VmRSS")
-    task()
-    return _status("VmHWM") - before
-
-
-def _status(key: str) -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{key}:"))
-    return 1024 * int(line.split()[1])
-
-
-def _max_resident() -> int:
-    """The high-water mark where it cannot be reset: an increase is missed if an earlier one was higher."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def in_fresh_process(*arguments: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_readme_parameter_counts():
     for name, (group, in_chans, count) in stated.items():
         model = revit.create_model(name, group=group, in_chans=in_chans)
         assert sum(p.numel() for p in model.parameters()) == pytest.approx(count, rel=0.02), name
-    assert all(name.removesuffix("_paper") in {*stated, "revit_hier_base"} for name in revit.list_models())
+    assert all(name.removesuffix("_paper") in {*stated, "revit_hier_base"} for name in revit.list_models("revit"))
 
 
 def test_conventions_name_real_things():

@@ -23,7 +23,8 @@ ALLOWED = {
     "evaluation": {"groups", "actions", "equivariance", "data"},
     "training": {"data", "evaluation"},
     "recipes": set(),
-    "cli": {"groups", "models", "data", "evaluation", "training"},
+    "reproduce": {"groups", "actions", "nn", "models", "data", "evaluation"},
+    "cli": {"groups", "models", "data", "evaluation", "training", "reproduce"},
     "__main__": {"cli"},
     "": {"groups", "exactness", "actions", "equivariance", "nn", "models"},
 }

@@ -36,8 +36,11 @@ def models(words: list[str]) -> int:
     for name in names:
         count = ""
         if options.text:
-            model = create_model(name, group=group, in_chans=options.in_chans, num_classes=options.num_classes)
-            count = f"{count_parameters(model):,}"
+            try:
+                model = create_model(name, group=group, in_chans=options.in_chans, num_classes=options.num_classes)
+                count = f"{count_parameters(model):,}"
+            except ValueError:  # a plain transformer has no group but z2
+                count = f"not on {group}"
         table.add_row(name, count, describe_model(name))
     Console().print(table)
     return 0

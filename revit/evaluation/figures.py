@@ -143,7 +143,7 @@ def draw_sheet(images: ArrayLike, titles: Sequence[str], path: Path) -> None:
         raise ValueError(
             f"a sheet shows 1 to {MAX_SHEET} images [N, C, H, W] with a title each, got {list(pixels.shape)} and {len(titles)}"
         )
-    shown, heading = _visible_channels(pixels)
+    shown, heading = visible_channels(pixels)
     count, (height, width) = len(shown), shown.shape[1:3]
     ideal = math.sqrt(1.4 * count * height / width)
     choices = range(max(math.ceil(0.8 * ideal), min(count, 4)), min(12, count, math.ceil(1.25 * ideal)) + 1)
@@ -164,7 +164,7 @@ def draw_sheet(images: ArrayLike, titles: Sequence[str], path: Path) -> None:
             figure.suptitle(heading, fontsize=7)
 
 
-def _visible_channels(pixels: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
+def visible_channels(pixels: NDArray[np.float32]) -> tuple[NDArray[np.float32], str]:
     """Images [N, H, W] or [N, H, W, 3], and what was done to the channels, if anything."""
     channels = pixels.shape[1]
     if channels == 1:

@@ -20,6 +20,7 @@ Letters: B batch, N neighbourhoods, C fields, D fields per head, G elements, P p
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -201,6 +202,23 @@ class GroupConvAttention(nn.Module):
             self.windows.tilings(height, width)
         return height, width
 
+    def attention_multiply_adds(self, height: int, width: int) -> int:
+        """Products of queries with keys and of weights with values on a map of this size, of one image.
+
+        2 |G| C times the pairs of a pixel and a neighbour, (HW)^2 on the whole map and HW w^2 in windows of w (those
+        that padding adds are counted, for they are computed); `joint` pairs elements as well, which makes it |G| times that.
+        """
+        if self.neighbourhood == "local":
+            pairs = height * width * self.windows.window**2
+        else:
+            rows, columns = Tiling(height, 0, 0), Tiling(width, 0, 0)
+            if self.neighbourhood == "window":
+                rows, columns = self.windows.tilings(height, width)
+            padded = (height + rows.before + rows.after) * (width + columns.before + columns.after)
+            pairs = padded * rows.side * columns.side
+        elements = self.group.order**2 if self.attention == "joint" else self.group.order
+        return 2 * elements * self.channels * pairs
+
     def forward(self, x: Tensor) -> Tensor:
         check_features(x, self.channels, self.group)
         q, k, v = self.qkv(x)
@@ -214,6 +232,47 @@ class GroupConvAttention(nn.Module):
         else:
             out = attend_windows(q, k, v, Tiling(height, 0, 0), Tiling(width, 0, 0), **options)
         return self.proj_drop(self.proj(out))
+
+    def attention_map(self, x: Tensor, row: int, column: int) -> Tensor:
+        r"""How much one pixel attends to every pixel, for features [B, C, G, H, W]: maps [B, H, W] that sum to 1.
+
+        The weights `A(x, g; y, h)` of Eq. 10, without dropout, for x = (row, column): summed over h, averaged over g and over
+        the heads. The map turns with the features: `map(T_g F, g x) = T_g map(F, x)`. For pictures: it stores the weights.
+        """
+        check_features(x, self.channels, self.group)
+        near = self._neighbours(row, column, *x.shape[-2:]).to(x.device)  # [H, W]
+        q, k, _ = self.qkv(x)
+        query = q[..., row, column].unflatten(1, (self.num_heads, -1))  # [B, heads, D, G]
+        keys = k[..., near].unflatten(1, (self.num_heads, -1))  # [B, heads, D, G, P]
+        dim, order, positions = keys.shape[2:]
+        if self.attention == "joint":
+            scores = torch.einsum("bndg,bndhs->bnghs", query, keys) / math.sqrt(dim)
+            weights = scores.flatten(3).softmax(-1).unflatten(3, (order, positions)).sum(3)  # [B, heads, G, P]
+        elif self.attention == "spatial":
+            scores = torch.einsum("bndg,bndgs->bns", query, keys) / math.sqrt(dim * order)
+            weights = scores.softmax(-1).unsqueeze(2)  # [B, heads, 1, P]
+        else:
+            scores = torch.einsum("bndg,bndgs->bngs", query, keys) / math.sqrt(dim)
+            weights = scores.softmax(-1)  # [B, heads, G, P]
+        out = weights.new_zeros(len(x), *near.shape)
+        out[:, near] = weights.mean((1, 2))
+        return out
+
+    def _neighbours(self, row: int, column: int, height: int, width: int) -> Tensor:
+        """N(x) for x = (row, column): True at the pixels that it attends to, [H, W]."""
+        if not (0 <= row < height and 0 <= column < width):
+            raise ValueError(f"no pixel ({row}, {column}) in a map of {height} x {width}; rows and columns count from 0")
+        rows, columns = torch.arange(height), torch.arange(width)
+        if self.neighbourhood == "global":
+            return torch.ones(height, width, dtype=torch.bool)
+        if self.neighbourhood == "local":
+            reach = self.windows.window // 2
+            near_rows, near_columns = (rows - row).abs() <= reach, (columns - column).abs() <= reach
+        else:
+            down, across = self.windows.tilings(height, width)
+            near_rows = (rows + down.before) // down.side == (row + down.before) // down.side
+            near_columns = (columns + across.before) // across.side == (column + across.before) // across.side
+        return near_rows[:, None] & near_columns
 
     def extra_repr(self) -> str:
         text = f"{self.group}, {self.channels} fields, {self.num_heads} heads, {self.attention}, {self.neighbourhood}"

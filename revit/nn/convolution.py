@@ -53,6 +53,10 @@ class LiftingConv(nn.Module):
         """Size of the output map; raises where the layer cannot be exact (or warns, if not strict)."""
         return self.guard.output_size(height, width)
 
+    def multiply_adds(self, height: int, width: int) -> int:
+        """Products for an output map of this size, of one image: |G| C_in C_out K^2 H' W'."""
+        return self.group.order * self.in_channels * self.out_channels * self.sampling.kernel_size**2 * height * width
+
     @property
     def weight(self) -> nn.Parameter:
         return self.filters.weight
@@ -108,6 +112,11 @@ class GroupConv(nn.Module):
         """Size of the output map; raises where the layer cannot be exact (or warns, if not strict)."""
         return self.guard.output_size(height, width)
 
+    def multiply_adds(self, height: int, width: int) -> int:
+        """Products for an output map of this size, of one image: |G|^2 C_in C_out K^2 H' W', divided by `groups`."""
+        pairs = self.group.order**2 * self.in_channels * self.out_channels // self.groups
+        return pairs * self.sampling.kernel_size**2 * height * width
+
     @property
     def weight(self) -> nn.Parameter:
         return self.filters.weight
@@ -136,6 +145,10 @@ class GroupLinear(nn.Module):
         self.in_channels, self.out_channels = check_fields(in_channels, out_channels)
         self.filters = TurnedFilters(self.group, out_channels, in_channels, 1, filters="free", lifting=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+
+    def multiply_adds(self, height: int, width: int) -> int:
+        """Products for a map of this size, of one image: |G|^2 C_in C_out H W."""
+        return self.group.order**2 * self.in_channels * self.out_channels * height * width
 
     @property
     def weight(self) -> nn.Parameter:

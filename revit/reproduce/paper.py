@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -51,6 +52,7 @@ class PaperTable:
     rows: Mapping[str, PaperRow]
 
 
+@cache
 def paper_tables() -> dict[str, PaperTable]:
     """Every table of the paper by name: table1, table2, table3a, ..., table12, summary."""
     return parse_tables((resources.files("revit.reproduce") / "paper.yaml").read_text(encoding="utf-8"))

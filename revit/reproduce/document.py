@@ -1,0 +1,183 @@
+"""The page of all results and the headline table, as Markdown, from result files alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from revit.reproduce.paper import PaperTable, paper_tables
+from revit.reproduce.plan import BUDGETS, about
+from revit.reproduce.results import Result
+from revit.reproduce.tables import NOT_OBTAINED, Line, compare, further_lines
+
+INTRODUCTION = """# Results
+
+Made by `python benchmarks/tables.py` from the files in `results/`; a test fails when this page is stale. Each number has its
+command, commit, seed and data source in its result file. Model selection uses the validation split; the test split is read
+once, at the end of a training. What was not obtained says so.
+
+Budgets: {budgets}. **Numbers of the `smoke` budget show that a row can be run from end to end on two cores; they say nothing
+about which model is better**; the difference to the paper's is printed for completeness. Equivariance is another matter: its
+protocol runs at its true number of samples in every budget, and exactness does not depend on how long a model was trained.
+
+Tables are numbered as `revit reproduce` calls them; headings give the paper's own number.
+"""
+
+COMPLEXITY = """EXPLAIN"""
+
+
+def results_page(folder: Path) -> str:
+    """`docs/results.md`."""
+    budgets = "; ".join(f"`{name}`: {about(name)}" for name in BUDGETS)
+    parts = [INTRODUCTION.format(budgets=budgets)]
+    for table in paper_tables().values():
+        if table.name == "table2":
+            parts.append(_complexity(table, folder))
+        elif table.name.startswith("table"):
+            parts.append(_section(table, folder))
+    return "\n".join(parts)
+
+
+def headline(folder: Path) -> str:
+    """The README's table: what the paper reports of equivariance before the head, and what was measured here."""
+    rows = []
+    tables = paper_tables()
+    for name in ("table7", "table12"):
+        before_the_head = tables[name].columns["pre_class"]
+        for line in compare(tables[name], folder):
+            row = next(row for row in tables[name].rows.values() if row.label == line.row)
+            if line.column == before_the_head and row.group in ("p4", "p4m") and line.results:
+                result = line.results[0]
+                data = "ImageNet model, random weights, " + row.label if name == "table12" else row.label
+                worst, kept = result.values["largest_relative_exact"], result.values["consistency"][0]
+                rows.append([data, line.paper, line.ours, f"{worst:.1e}", f"{kept:.2f} %", f"{result.facts['samples']:,}"])
+    header = [
+        "model",
+        "paper: error before the head",
+        "ours",
+        "largest relative error of any stage",
+        "same prediction",
+        "images",
+    ]
+    return _markdown(header, rows)
+
+
+def _section(table: PaperTable, folder: Path) -> str:
+    lines = compare(table, folder)
+    relative = any(line.relative for line in lines)
+    header = ["row", "", "paper", "ours", "difference", *(["relative error"] if relative else []), "seeds", "budget"]
+    rows = []
+    for line in lines:
+        extra = [line.relative] if relative else []
+        count = str(line.seeds) if line.seeds else ""
+        rows.append([line.row, line.column, line.paper, line.ours, line.difference, *extra, count, line.budget])
+    parts = [f"## {table.name}: {table.title} (Table {table.number} of the paper)", _markdown(header, rows)]
+    parts += _missing(lines)
+    if further := _further(table, folder):
+        parts.append(further)
+    if origins := _origins([result for line in lines for result in line.results]):
+        parts.append(origins)
+    notes = [f"- {row.label}: {row.note}" for row in table.rows.values() if row.note]
+    if notes:
+        parts.append("On the paper's numbers:\n\n" + "\n".join(dict.fromkeys(notes)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _missing(lines: list[Line]) -> list[str]:
+    """One sentence on the rows without a number of ours."""
+    gone = [line for line in lines if line.ours == NOT_OBTAINED]
+    if not gone:
+        return []
+    reasons: dict[str, list[str]] = {}
+    for line in gone:
+        reasons.setdefault(line.why or "not run yet", []).append(line.row)
+    return ["Not obtained: " + "; ".join(f"{', '.join(dict.fromkeys(rows))} ({why})" for why, rows in reasons.items()) + "."]
+
+
+def _further(table: PaperTable, folder: Path) -> str:
+    """Audits that the paper does not have."""
+    rows = []
+    for experiment, budget, result in further_lines(table.name, folder):
+        values = result.values
+        worst = values.get("largest_relative_exact")
+        cells = [values[name][0] if name in values else None for name in ("lift_relative", "pre_class_relative")]
+        shown = ["-" if value is None else f"{value:.1e}" for value in (*cells, worst)]
+        rows.append([f"`{experiment.recipe}`", experiment.weights, str(experiment.group), *shown, budget])
+    header = [
+        "also audited",
+        "weights",
+        "group",
+        "relative, lift",
+        "relative, before the head",
+        "largest of any stage, exact elements",
+        "budget",
+    ]
+    return _markdown(header, rows) if rows else ""
+
+
+def _origins(results: list[Result]) -> str:
+    """What each number was made from."""
+    rows: dict[str, list[str]] = {}
+    for result in results:
+        facts = result.facts
+        epochs = (
+            f"{facts['epochs']} epochs, {facts['training_seconds']:.0f} s"
+            if "epochs" in facts
+            else f"{facts['samples']:,} samples"
+        )
+        rows[result.path.name] = [
+            f"`{facts['recipe']}`", f"{facts['parameters']:,}", epochs, f"{facts['data']} ({facts['data_fingerprint']})",
+            f"seed {facts['seed']}, commit {facts['commit']}, torch {facts['versions']['torch']}",
+        ]  # fmt: skip
+    header = ["recipe", "parameters", "run", "data (fingerprint)", "origin"]
+    return (
+        "<details><summary>Where these numbers come from</summary>\n\n"
+        + _markdown(header, list(rows.values()))
+        + "\n\n</details>"
+        if rows
+        else ""
+    )
+
+
+def _complexity(table: PaperTable, folder: Path) -> str:
+    """Table 2, from the benchmark's own file."""
+    parts = [f"## {table.name}: {table.title} (Table {table.number} of the paper)"]
+    path = folder / "complexity.json"
+    if not path.is_file():
+        return "\n\n".join([*parts, "Not obtained: run `revit benchmark complexity --out results/complexity.json`."]) + "\n"
+    report = json.loads(path.read_text(encoding="utf-8"))
+    rows = [_complexity_row(row) for row in report["rows"]]
+    there = {row["model"] for row in report["rows"]}
+    for row in table.rows.values():
+        if row.family == "G-SA" and not any(name.startswith("gsa") for name in there):
+            figures = [row.values[column].text for column in ("mul_adds", "memory")]
+            rows.append([row.label, str(row.group), NOT_OBTAINED, *[""] * 8, *figures])
+    header = [
+        "model", "group", "parameters", "multiply-adds (M), weights", "attention", "by counter", "by parameters",
+        "memory (MiB), forward", "training step", "ms an image, forward", "training step", "paper, multiply-adds (M)",
+        "paper, total size (MB)",
+    ]  # fmt: skip
+    origin = (
+        f"`{report['command']}`, commit {report['commit']}, {report['size']} x {report['size']} pixels, batch"
+        f" {report['batch_size']}, {report['threads']} threads, {report['machine']}; plot in `results/figures/complexity.png`"
+    )
+    return "\n\n".join([*parts, _markdown(header, rows), origin, COMPLEXITY]) + "\n"
+
+
+def _complexity_row(row: dict[str, Any]) -> list[str]:
+    name = " ".join(filter(None, (row["model"], row["attention"], row["projection"])))
+    counted = row["counted_convolution_macs"] + row["counted_attention_macs"]
+    millions = [row["convolution_macs"], row["attention_macs"], counted, row["parameter_macs"]]
+    figures = [
+        *(f"{value / 1e6:.2f}" for value in millions),
+        *(f"{row[f'{task}_bytes'] / 2**20:.1f}" for task in ("forward", "step")),
+        *(f"{1000 * row[f'{task}_seconds']:.2f}" for task in ("forward", "step")),
+    ]
+    paper = ["" if row[key] is None else f"{row[key]:.2f}" for key in ("paper_mul_adds_m", "paper_memory_mb")]
+    return [name, row["group"], f"{row['parameters']:,}", *figures, *paper]
+
+
+def _markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

@@ -1,0 +1,118 @@
+"""Tables are made of result files alone: what is there is compared, what is not is said to be missing."""
+
+import json
+import re
+
+import pytest
+
+from revit.reproduce.document import headline, results_page
+from revit.reproduce.gallery import our_points
+from revit.reproduce.paper import paper_tables
+from revit.reproduce.plan import ACCURACY, EQUIVARIANCE, Experiment
+from revit.reproduce.results import ResultError, read_result, write_result
+from revit.reproduce.tables import NOT_OBTAINED, compare, find_table, further_lines
+
+FACTS = {
+    "options": {}, "data": "made up", "data_fingerprint": "abc", "command": "revit reproduce x", "commit": "1234567",
+    "versions": {"torch": "2"}, "parameters": 44282, "epochs": 3, "training_seconds": 12.0, "samples": 1024,
+}  # fmt: skip
+
+
+def keep(folder, experiment, budget, seed, values, **more):
+    return write_result(folder, experiment, budget, seed, {**FACTS, **more, "values": values})
+
+
+def line_of(lines, row, column="rotmnist", table="table1"):
+    heading = paper_tables()[table].columns[column]
+    return next(line for line in lines if line.row == row and line.column == heading)
+
+
+def test_nothing_was_obtained_from_nothing(tmp_path):
+    lines = compare(paper_tables()["table1"], tmp_path)
+    assert len(lines) == 14 and {line.ours for line in lines} == {NOT_OBTAINED}
+    assert line_of(lines, "p4-SA").why == "the model is not built yet" and line_of(lines, "p4-CSA").paper == "97.48"
+
+
+def test_mean_spread_difference_and_seeds(tmp_path):
+    for seed, accuracy in enumerate((97.0, 98.0, 98.2)):
+        keep(tmp_path, Experiment(ACCURACY, "rotmnist_p4_44k"), "cpu", seed, {"accuracy": accuracy})
+    line = line_of(compare(paper_tables()["table1"], tmp_path), "p4-CSA")
+    assert (line.ours, line.difference, line.seeds, line.budget) == ("97.73 ± 0.64", "+0.25", 3, "cpu")
+    assert line.data == "made up"
+
+
+def test_the_largest_budget_counts_and_budgets_are_not_mixed(tmp_path):
+    experiment = Experiment(ACCURACY, "rotmnist_p4_44k")
+    keep(tmp_path, experiment, "smoke", 0, {"accuracy": 60.0})
+    keep(tmp_path, experiment, "cpu", 0, {"accuracy": 97.0})
+    table = paper_tables()["table1"]
+    assert line_of(compare(table, tmp_path), "p4-CSA").ours == "97.00"
+    assert line_of(compare(table, tmp_path, ["smoke"]), "p4-CSA").ours == "60.00"
+    assert line_of(compare(table, tmp_path, ["full"]), "p4-CSA").ours == NOT_OBTAINED
+
+
+def test_errors_keep_their_digits_and_rounding_is_not_zero(tmp_path):
+    values = {
+        "lift": [3.2e-9, 1e-9], "lift_relative": [1e-7, 0.0], "pre_class": [0.0123456, 0.0004], "consistency": [99.5, 0.25],
+        "largest_relative_exact": 4e-7,
+    }  # fmt: skip
+    keep(tmp_path, Experiment(EQUIVARIANCE, "rotmnist_p4", "p4"), "smoke", 0, values)
+    lines = [line for line in compare(paper_tables()["table7"], tmp_path) if line.row == "RotMNIST, p4"]
+    assert [line.ours for line in lines] == ["3.2e-09 ± 1.0e-09", "0.012346 ± 0.000400", "99.50 ± 0.25"]
+    assert lines[0].relative == "1.0e-07" and lines[1].difference == "+0.012331"
+    keep(tmp_path, Experiment(EQUIVARIANCE, "pcam_p4_released", "p4", "random"), "smoke", 0, values)
+    ((experiment, budget, result),) = further_lines("table7", tmp_path)
+    assert (experiment.recipe, budget, result.values["largest_relative_exact"]) == ("pcam_p4_released", "smoke", 4e-7)
+
+
+def test_table_10_is_a_mean_over_datasets_and_needs_all_of_them(tmp_path):
+    def audit(recipe, group, consistency):
+        values = {"random_consistency": consistency, "random_probability_difference": consistency / 1e5}
+        keep(tmp_path, Experiment(EQUIVARIANCE, recipe, group), "smoke", 0, values)
+
+    table = paper_tables()["table10"]
+    for recipe, consistency in (("rotmnist_p4", 90.0), ("cifar10_p4", 95.0)):
+        audit(recipe, "p4", consistency)
+    assert line_of(compare(table, tmp_path), "p4-CSA", "consistency", "table10").ours == NOT_OBTAINED
+    audit("pcam_p4", "p4", 100.0)
+    assert line_of(compare(table, tmp_path), "p4-CSA", "consistency", "table10").ours == "95.00"
+    for recipe, group in (("rotmnist_p8", "p8"), ("cifar10_p8", "p8"), ("pcam_p8", "p8"), ("cifar10_p4m", "p4m"),
+                          ("pcam_p4m", "p4m"), ("rotmnist_p12", "p12")):  # fmt: skip
+        audit(recipe, group, 95.0)
+    for recipe in ("rotmnist_vit", "cifar10_vit", "pcam_vit"):
+        audit(recipe, "p4", 80.0)
+    lines = compare(table, tmp_path)
+    assert line_of(lines, "all of REViT", "consistency", "table10").ours == "95.00"
+    assert line_of(lines, "REViT minus ViT", "consistency", "table10").ours == "15.00"
+
+
+def test_result_files_are_checked(tmp_path):
+    experiment = Experiment(ACCURACY, "rotmnist_p4")
+    with pytest.raises(ResultError, match="not a result file, it has no data, data_fingerprint"):
+        facts = {key: value for key, value in FACTS.items() if not key.startswith("data")}
+        write_result(tmp_path, experiment, "cpu", 0, {**facts, "values": {}})
+    assert read_result(tmp_path, experiment, "cpu", 0) is None and not list(tmp_path.iterdir())
+    written = keep(tmp_path, experiment, "cpu", 0, {"accuracy": 1.0})
+    assert read_result(tmp_path, experiment, "cpu", 0).facts == written.facts
+    assert {"kind", "recipe", "budget", "seed", "command", "commit"} <= set(json.loads(written.path.read_text()))
+    written.path.write_text("{")
+    with pytest.raises(ResultError, match=f"{re.escape(str(written.path))}: cannot be read .*; delete it and run again"):
+        read_result(tmp_path, experiment, "cpu", 0)
+
+
+def test_names_of_tables():
+    assert [table.name for table in find_table("table3")] == ["table3a", "table3b", "table3c"]
+    assert [table.name for table in find_table("table1")] == ["table1"] and find_table("table13") == []
+
+
+def test_the_page_says_what_is_there_and_what_is_not(tmp_path):
+    keep(tmp_path, Experiment(ACCURACY, "rotmnist_p4_44k"), "cpu", 0, {"accuracy": 97.9})
+    values = {"lift": [1e-8, 0.0], "pre_class": [1e-8, 0.0], "consistency": [100.0, 0.0], "largest_relative_exact": 2e-7}
+    keep(tmp_path, Experiment(EQUIVARIANCE, "pcam_p4", "p4"), "smoke", 0, values)
+    page = results_page(tmp_path)
+    assert "| p4-CSA | RotMNIST accuracy (%) | 97.48 | 97.90 | +0.42 | 1 | cpu |" in page
+    assert "Not obtained: Z2-SA, p4-SA, p8-SA, p4m-SA (the model is not built yet); Z2-CSA" in page
+    assert "made up (abc)" in page and "commit 1234567" in page and "revit benchmark complexity --out" in page
+    assert "| PCam, halved, p4 | 0.042795 ± 0.005889 | 1.0e-08 ± 0.000000 |" in headline(tmp_path)
+    (point,) = our_points(tmp_path)
+    assert (point.family, point.group, point.rotmnist, point.pcam, point.ours) == ("G-CSA", "p4", 97.9, None, True)
