@@ -144,10 +144,10 @@ def _measure_and_report(
     )
     limit = audit.tolerance if options.fail_above is None else options.fail_above
     broken = audit.broken_stage(limit)
-    verdict = verdict_of(audit)
+    verdict = verdict_of(audit, limit)
     write_page(
         folder / "report.html", title=f"Equivariance of {subject.label}", facts=facts, audit=audit, random=random,
-        by_angle=by_angle, pictures=_draw(subject.model, group, material, audit, by_angle, folder), verdict=verdict,
+        by_angle=by_angle, pictures=_draw(subject.model, group, material, audit, by_angle, limit, folder), verdict=verdict, tolerance=limit,
     )  # fmt: skip
     console.print(verdict, highlight=False, markup=False, soft_wrap=True)
     console.print(f"report.html, audit.json and pictures are in {folder}", highlight=False, markup=False, soft_wrap=True)
@@ -196,11 +196,13 @@ def _number(value: float | None) -> str:
     return "-" if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
-def _draw(model: nn.Module, group: Group, material: Material, audit: Audit, by_angle: ByAngle, folder: Path) -> list[Picture]:
+def _draw(
+    model: nn.Module, group: Group, material: Material, audit: Audit, by_angle: ByAngle, limit: float, folder: Path
+) -> list[Picture]:
     """Every picture that this model allows."""
     one, fill = material.x[:1], normalised_black(material.spec)
     stages, angles, still, moving, attention = (folder / name for name in PICTURES)
-    draw_stage_errors(audit, stages)
+    draw_stage_errors(audit, stages, tolerance=limit)
     draw_errors_by_angle(by_angle, angles)
     pictures = [
         Picture(
@@ -214,16 +216,14 @@ def _draw(model: nn.Module, group: Group, material: Material, audit: Audit, by_a
             "A polar curve of the error by angle, in the full frame and with the central disc alone.",
         ),
     ]
-    draw_turning_features(model, one, group, still, fill=fill)
+    if draw_turning_features(model, one, group, still, fill=fill):
+        text = (
+            "Features of one image and of its turned versions: each row is the first one turned, and its columns trade places."
+        )
+        pictures.append(Picture(still, text, "Feature maps in a grid, one row for each turn."))
     write_turning_gif(model, one, moving, fill=fill, group=group, classes=material.classes)
-    pictures += [
-        Picture(
-            still,
-            "Features of one image and of its turned versions: rows turn, columns change places.",
-            "Feature maps in a grid.",
-        ),
-        Picture(moving, "The image turns, its features turn with it, and the answer below stays or does not.", "An animation."),
-    ]
+    text = "The image turns, its features turn with it, and the answer below stays or does not."
+    pictures.append(Picture(moving, text, "An animation of a turning image and its feature maps."))
     if draw_attention(model, one, group, attention, fill=fill):
         text = "Where three pixels look, in the image and in the turned image, and what remains when the latter is turned back."
         pictures.append(Picture(attention, text, "Attention maps side by side."))

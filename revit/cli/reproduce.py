@@ -22,7 +22,7 @@ from revit.evaluation.audit import SAMPLES, Audit
 from revit.groups import Group
 from revit.reproduce.gallery import FIGURES, draw_figure
 from revit.reproduce.paper import PaperTable, paper_tables
-from revit.reproduce.plan import ACCURACY, BUDGETS, Experiment, about, cells, further, overrides, seeds
+from revit.reproduce.plan import ACCURACY, BUDGETS, Experiment, about, cells, further, overrides, seeds, turns_at_random
 from revit.reproduce.results import read_result, write_result
 from revit.reproduce.tables import NOT_OBTAINED, Line, compare, find_table, further_lines
 from revit.training.recipe import ModelOptions, RecipeError, read_recipe
@@ -215,7 +215,7 @@ class Runner:
         audit = audit_model(model, x, group, fill=fill)
         values = equivariance_values(audit)
         facts = {**self._facts(dataset, options), "samples": len(x), "audit": audit.to_dict()}
-        if experiment.weights == "trained":
+        if turns_at_random(experiment):
             random = random_transformations(model, x, fill=fill)
             facts["random_transformations"] = random.to_dict()
             values["random_consistency"] = random.frame.consistency_percent

@@ -119,6 +119,8 @@ def own_group(recipe: str) -> str:
     raise ValueError(f"no equivariance table has a row for {recipe}")
 
 
-def is_trained(table: str) -> bool:
-    """Whether the runs of a table come from training."""
-    return table in _plan()[ACCURACY]
+def turns_at_random(experiment: Experiment) -> bool:
+    """Whether Table 10 needs this audit to turn its images by random angles too."""
+    recipes = _plan()[RANDOM]["table10"]
+    wanted = {*recipes["overall"], *recipes["vit"]}
+    return experiment.weights == "trained" and experiment.recipe in wanted and experiment.group == own_group(experiment.recipe)

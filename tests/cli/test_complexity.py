@@ -8,6 +8,7 @@ import pytest
 from revit.cli import complexity, main
 from revit.evaluation.memory import in_fresh_process
 from revit.models.budget import count_parameters
+from tests.evaluation.conftest import one_thread as one_thread
 from tests.evaluation.test_figures import check_png
 
 SMALL = ["--batch-size", "2", "--rounds", "1", "--parameters", "3000"]

@@ -6,7 +6,7 @@ from revit.data.augment import AugmentOptions
 from revit.data.spec import DataOptions
 from revit.models import create_model
 from revit.reproduce.paper import paper_tables
-from revit.reproduce.plan import BUDGETS, EQUIVARIANCE, Experiment, cells, further, overrides, own_group, seeds
+from revit.reproduce.plan import BUDGETS, EQUIVARIANCE, Experiment, cells, further, overrides, own_group, seeds, turns_at_random
 from revit.training.recipe import ModelOptions, TrainOptions, list_recipes, read_recipe
 
 TABLES = [table for name, table in paper_tables().items() if name.startswith("table") and name != "table2"]
@@ -73,6 +73,13 @@ def test_audits_have_the_other_weights_and_the_released_strides():
     assert {e.weights for e in found} == {"random"} and {"pcam_p4_released", "pcam_p4m_released"} < {e.recipe for e in found}
     assert {e.weights for e in further("table12") if "released" not in e.recipe} == {"trained"}
     assert further("table1") == []
+
+
+def test_random_turns_are_measured_where_table_10_needs_them():
+    assert turns_at_random(Experiment(EQUIVARIANCE, "rotmnist_vit", "p4"))
+    assert not turns_at_random(Experiment(EQUIVARIANCE, "rotmnist_vit", "p8"))
+    assert not turns_at_random(Experiment(EQUIVARIANCE, "rotmnist_p4", "p4", "random"))
+    assert not turns_at_random(Experiment(EQUIVARIANCE, "pcam_p4_ds1", "p4"))
 
 
 def test_names_of_result_files():
