@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,9 +146,10 @@ def _measure_and_report(
     limit = audit.tolerance if options.fail_above is None else options.fail_above
     broken = audit.broken_stage(limit)
     verdict = verdict_of(audit, limit)
+    pictures = _draw(subject.model, group, material, audit, by_angle, limit, folder)
     write_page(
         folder / "report.html", title=f"Equivariance of {subject.label}", facts=facts, audit=audit, random=random,
-        by_angle=by_angle, pictures=_draw(subject.model, group, material, audit, by_angle, limit, folder), verdict=verdict, tolerance=limit,
+        by_angle=by_angle, pictures=pictures, verdict=verdict, tolerance=limit,
     )  # fmt: skip
     console.print(verdict, highlight=False, markup=False, soft_wrap=True)
     console.print(f"report.html, audit.json and pictures are in {folder}", highlight=False, markup=False, soft_wrap=True)
@@ -155,10 +157,10 @@ def _measure_and_report(
 
 
 def print_stages(console: Console, audit: Audit) -> None:
-    """A line a stage: the figures of the paper's tables, and the relative ones beside them."""
+    """A line a stage: absolute errors as in the paper, relative ones, those in the disc, the largest of exact elements."""
     table = Table(box=None)
-    for column in ("stage", "turns as", "absolute error", "relative", "in the disc", "largest, exact elements"):
-        table.add_column(column, justify="left" if column in ("stage", "turns as") else "right")
+    for column in ("stage", "turns as", "absolute", "relative", "disc", "largest"):
+        table.add_column(column, justify="left" if column in ("stage", "turns as") else "right", no_wrap=column != "stage")
     names, broken = list(audit.stages), audit.broken_stage()
     hidden = set(names[SHOWN_STAGES // 2 : -SHOWN_STAGES // 2]) - {broken} if len(names) > SHOWN_STAGES else set()
     for name in names:
@@ -280,4 +282,6 @@ def _of_run(subject: Subject, spec: DataSpec) -> DataSpec:
 
 
 def _default_folder(subject: Subject) -> Path:
-    return subject.run.path / "audit" if subject.run is not None else Path("audit") / subject.label.replace(":", ".")
+    if subject.run is not None:
+        return subject.run.path / "audit"
+    return Path("audit") / "-".join(re.findall(r"[\w.]+", subject.label))

@@ -15,7 +15,7 @@ MODULES = {"data": "loading", "complexity": "complexity"}
 def run(words: list[str]) -> int:
     if words and words[0] in MODULES:
         return int(importlib.import_module(f"revit.cli.{MODULES[words[0]]}").run(words[1:]))
-    parser = Parser("benchmark", "data|complexity [--option value ...]", ABOUT)
-    parser.add_argument("what", metavar="data|complexity", type=str, choices=list(MODULES), help="what to measure")
+    parser = Parser("benchmark", "complexity|data [--option value ...]", ABOUT)
+    parser.add_argument("what", metavar="complexity|data", type=str, choices=list(MODULES), help="what to measure")
     parser.parse_args(words)
     return 0

@@ -30,10 +30,18 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(partial, 0o666 & ~_umask())  # as any file of this user: a temporary one is for its owner alone
         os.replace(partial, path)
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    """The permissions that new files do not get; asking for it means setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def fingerprint(*parts: object) -> str:

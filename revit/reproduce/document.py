@@ -98,7 +98,7 @@ def _missing(lines: list[Line]) -> list[str]:
 def _further(table: PaperTable, folder: Path) -> str:
     """Audits that the paper does not have."""
     rows = []
-    for experiment, budget, result in further_lines(table.name, folder):
+    for _, experiment, budget, result in further_lines(table.name, folder):
         values = result.values
         worst = values.get("largest_relative_exact")
         cells = [values[name][0] if name in values else None for name in ("lift_relative", "pre_class_relative")]

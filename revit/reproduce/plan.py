@@ -97,16 +97,16 @@ def _random_cell(row: str, column: str) -> Cell:
     return Cell(row, column, experiments, f"random_{column}")
 
 
-def further(table: str) -> list[Experiment]:
-    """Audits beside those of the cells: other weights, and the strides of the released code."""
+def further(table: str) -> list[tuple[str, Experiment]]:
+    """Audits beside those of the cells, by row: other weights, and the strides of the released code."""
     plan, tables = _plan(), paper_tables()
     if table not in plan[EQUIVARIANCE]:
         return []
     other = "trained" if table == "table12" else "random"
     rows = tables[table].rows
-    found = [Experiment(EQUIVARIANCE, recipe, rows[row].group, other) for row, recipe in plan[EQUIVARIANCE][table].items()]
-    released = plan[RELEASED].get(table, {})
-    return found + [Experiment(EQUIVARIANCE, recipe, rows[row].group, "random") for row, recipe in released.items()]
+    wanted = [(row, recipe, other) for row, recipe in plan[EQUIVARIANCE][table].items()]
+    wanted += [(row, recipe, "random") for row, recipe in plan[RELEASED].get(table, {}).items()]
+    return [(row, Experiment(EQUIVARIANCE, recipe, rows[row].group, weights)) for row, recipe, weights in wanted]
 
 
 def own_group(recipe: str) -> str:

@@ -118,12 +118,12 @@ def _relative(cell: Cell, results: tuple[Result, ...]) -> str:
     return f"{max(value for value in found if value is not None):.1e}" if any(v is not None for v in found) else ""
 
 
-def further_lines(table: str, folder: Path, budgets: Sequence[str] = BUDGETS) -> list[tuple[Experiment, str, Result]]:
-    """Audits that the paper does not have: the other weights, the released strides; with the budget that was run."""
+def further_lines(table: str, folder: Path, budgets: Sequence[str] = BUDGETS) -> list[tuple[str, Experiment, str, Result]]:
+    """Audits that the paper does not have: the other weights, the released strides; with the row and the budget."""
     lines = []
-    for experiment in further(table):
+    for row, experiment in further(table):
         for budget in sorted(budgets, key=BUDGETS.index, reverse=True):
             if results := _results(folder, experiment, budget):
-                lines.append((experiment, budget, results[0]))
+                lines.append((row, experiment, budget, results[0]))
                 break
     return lines

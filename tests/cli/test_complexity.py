@@ -98,7 +98,7 @@ def test_wrong_options_get_one_clear_line(fails, words, message):
 
 
 def test_the_dispatcher(fails, capsys):
-    assert "data|complexity is missing" in fails("benchmark")
+    assert "complexity|data is missing" in fails("benchmark")
     assert "speed" in fails("benchmark", "speed")
     for words in (["data"], ["complexity"], []):
         with pytest.raises(SystemExit) as end:

@@ -61,8 +61,12 @@ def test_errors_keep_their_digits_and_rounding_is_not_zero(tmp_path):
     assert [line.ours for line in lines] == ["3.2e-09 ± 1.0e-09", "0.012346 ± 0.000400", "99.50 ± 0.25"]
     assert lines[0].relative == "1.0e-07" and lines[1].difference == "+0.012331"
     keep(tmp_path, Experiment(EQUIVARIANCE, "pcam_p4_released", "p4", "random"), "smoke", 0, values)
-    ((experiment, budget, result),) = further_lines("table7", tmp_path)
-    assert (experiment.recipe, budget, result.values["largest_relative_exact"]) == ("pcam_p4_released", "smoke", 4e-7)
+    ((row, experiment, budget, result),) = further_lines("table7", tmp_path)
+    assert row == "pcam-ds2-p4" and (experiment.recipe, budget, result.values["largest_relative_exact"]) == (
+        "pcam_p4_released",
+        "smoke",
+        4e-7,
+    )
 
 
 def test_table_10_is_a_mean_over_datasets_and_needs_all_of_them(tmp_path):
