@@ -11,7 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from revit.reproduce.document import headline, results_page
+
 ROOT = Path(__file__).parents[1]
+PAGE = "docs/results.md"
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
@@ -89,6 +92,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "filters": ("docs/conventions.md", "benchmarks/results/filter_error.json", filter_table),
     "training": ("README.md", ["results/demo.json"], training_table),
     "loader": ("docs/training.md", "benchmarks/results/loader.json", loader_table),
+    "headline": ("README.md", [], lambda _: headline(ROOT / "results")),
 }
 
 
@@ -101,7 +105,7 @@ def updated(name: str) -> tuple[Path, str]:
     document, results, make = TABLES[name]
     text = (ROOT / document).read_text()
     made = make(read(results) if isinstance(results, str) else [read(result) for result in results])
-    pattern = rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)"
+    pattern = rf"(<!-- table: {name} -->\n)(?:(?!<!-- ).)*(\n<!-- end -->)"
     if not re.search(pattern, text, flags=re.DOTALL):
         raise SystemExit(f"{document} has no place for the table {name!r}")
     return ROOT / document, re.sub(pattern, lambda match: match[1] + made + match[2], text, flags=re.DOTALL)
@@ -111,3 +115,4 @@ if __name__ == "__main__":
     for table in TABLES:
         path, text = updated(table)
         path.write_text(text)
+    (ROOT / PAGE).write_text(results_page(ROOT / "results"))

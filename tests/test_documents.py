@@ -16,9 +16,12 @@ def code_blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("index", range(len(code_blocks(ROOT / "README.md"))))
-def test_readme_code_runs(index, capsys):
-    exec(compile(code_blocks(ROOT / "README.md")[index], "README.md", "exec"), {})
+@pytest.mark.parametrize(
+    ("document", "index"),
+    [(name, index) for name in ("README.md", "docs/audit.md") for index in range(len(code_blocks(ROOT / name)))],
+)
+def test_code_of_the_documents_runs(document, index, capsys):
+    exec(compile(code_blocks(ROOT / document)[index], document, "exec"), {})
     assert "Traceback" not in capsys.readouterr().out
 
 
@@ -78,7 +81,7 @@ def test_example_refuses_bad_input_in_one_line(arguments):
 
 COMMANDS = [
     line.strip()
-    for document in ("README.md", "docs/training.md")
+    for document in ("README.md", "docs/training.md", "docs/audit.md")
     for block in re.findall(r"```(?:bash)?\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
     for line in block.splitlines()
     if " -m revit " in line or line.startswith("revit ")
@@ -107,7 +110,7 @@ def test_training_page_lists_all_datasets():
     assert set(re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)) == set(list_datasets())
 
 
-@pytest.mark.parametrize("table", ["speed", "filters", "training", "loader"])
+@pytest.mark.parametrize("table", ["speed", "filters", "training", "loader", "headline"])
 def test_tables_are_made_from_the_result_files(table):
     """`python benchmarks/tables.py` writes them; a number that no result file backs fails here."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -115,3 +118,22 @@ def test_tables_are_made_from_the_result_files(table):
 
     path, text = updated(table)
     assert path.read_text() == text, "stale: run python benchmarks/tables.py"
+
+
+def test_the_page_of_results_is_made_from_the_result_files():
+    from revit.reproduce.document import results_page
+
+    assert (ROOT / "docs/results.md").read_text() == results_page(ROOT / "results"), "stale: run python benchmarks/tables.py"
+
+
+def test_reproduction_names_real_things_and_every_item():
+    """All 71 items of the checklist, each with a state; functions are where the table says, commands exist."""
+    text = (ROOT / "docs/reproduction.md").read_text()
+    rows = re.findall(r"^\| (\d[\d, ]*) .*\|(.*)\|(.*)\|$", text, flags=re.MULTILINE)
+    numbers = [int(n) for items, _, _ in rows for n in re.findall(r"\d+", items)]
+    assert sorted(numbers) == list(range(1, 72))
+    assert all(re.search(r"\b(obtained|runnable|not yet)\b", state) for _, _, state in rows)
+    for name, path in re.findall(r"`(\w+)` in `((?:revit|tests)/[\w/]+\.py)`", text):
+        assert re.search(rf"^(?:def|class) {name}\b", (ROOT / path).read_text(), flags=re.MULTILINE), f"{name} in {path}"
+    for table in ("1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12"):
+        assert f"| Table {table}," in text

@@ -149,6 +149,7 @@ def _measure(configurations: list[Configuration], options: Any, console: Console
     for line in refused:
         console.print(f"left out: {line}", highlight=False, soft_wrap=True)
     for task, maker in (("forward", forward_task), ("step", _new_step)):
+        console.print(f"timing {task} of {len(models)} models in {options.rounds} rounds", highlight=False, style="dim")
         seconds = _interleaved([maker(model, x) for model in models], options.rounds)
         for row, taken in zip(rows, seconds, strict=True):
             row[f"{task}_seconds"] = taken / len(x)
