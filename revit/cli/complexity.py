@@ -86,6 +86,9 @@ def run(words: list[str]) -> int:
     parser.add_argument("--size", metavar="N", type=int, default=28, help="side of the images")
     parser.add_argument("--batch-size", metavar="N", type=int, default=16, help="images of a pass, at least 2")
     parser.add_argument("--parameters", metavar="N", type=int, default=44300, help="each model is as wide as this allows")
+    parser.add_argument(
+        "--limit", metavar="G", type=float, default=4.0, help="leave out what takes more 10^9 mul-adds an image"
+    )
     parser.add_argument("--rounds", metavar="N", type=int, default=5, help="how often everything is timed")
     parser.add_argument("--out", metavar="FILE.json", type=str, help="also write the figures")
     parser.add_argument("--plot", metavar="FILE.png", type=str, help="also draw them against the order of the group")
@@ -135,7 +138,8 @@ def _measure(configurations: list[Configuration], options: Any, console: Console
         try:
             configuration = wanted.matched(options.parameters)
             model = configuration.build()
-            row = _counts(configuration, model, x)
+            row = _counts(configuration, model, x[:2])  # the counts are those of one image
+            _check_affordable(row, options.limit)
         except ValueError as error:
             refused.append(f"{wanted.name}: {error}")
             continue
@@ -177,6 +181,12 @@ def _counts(configuration: Configuration, model: nn.Module, x: Tensor) -> dict[s
         "parameter_macs": parameter_macs(model, x.shape[-1]),
     }
     return row | _paper_figures(row, x.shape[-1])
+
+
+def _check_affordable(row: Mapping[str, Any], limit: float) -> None:
+    total = (row["counted_convolution_macs"] + row["counted_attention_macs"]) / 1e9
+    if total > limit:
+        raise ValueError(f"takes {total:.3g} x 10^9 multiply-adds an image; raise --limit {limit:g} to measure it")
 
 
 def _paper_figures(row: Mapping[str, Any], size: int) -> dict[str, float | None]:
@@ -226,20 +236,27 @@ COLUMNS = (
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
+    """The rows for a terminal, without the columns in which none has a value."""
+    lines = [_cells(row) for row in rows]
+    shown = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for i, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if i < 4 else "right", no_wrap=i > 0, overflow="fold")
-    for row in rows:
-        counted = row["counted_convolution_macs"] + row["counted_attention_macs"]
-        known = row["attention_macs"] or not row["counted_attention_macs"]  # else a layer has no formula
-        table.add_row(
-            row["model"], row["group"], row["attention"] or "", row["projection"] or "", f"{row['parameters'] / 1e3:.1f}K",
-            _short(row["convolution_macs"] / 1e6), _short(row["attention_macs"] / 1e6) if known else "?", _short(counted / 1e6),
-            _short(row["parameter_macs"] / 1e6), *(_short(row[f"{task}_bytes"] / 2**20) for task in ("forward", "step")),
-            *(_short(1000 * row[f"{task}_seconds"]) for task in ("forward", "step")),
-            *("" if row[key] is None else f"{row[key]:.2f}" for key in ("paper_mul_adds_m", "paper_memory_mb")),
-        )  # fmt: skip
+    for i in shown:
+        table.add_column(COLUMNS[i], justify="left" if i < 4 else "right", no_wrap=i > 0, overflow="fold")
+    for line in lines:
+        table.add_row(*(line[i] for i in shown))
     return table
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    counted = row["counted_convolution_macs"] + row["counted_attention_macs"]
+    known = row["attention_macs"] or not row["counted_attention_macs"]  # else a layer has no formula
+    return [
+        row["model"], row["group"], row["attention"] or "", row["projection"] or "", f"{row['parameters'] / 1e3:.1f}K",
+        _short(row["convolution_macs"] / 1e6), _short(row["attention_macs"] / 1e6) if known else "?", _short(counted / 1e6),
+        _short(row["parameter_macs"] / 1e6), *(_short(row[f"{task}_bytes"] / 2**20) for task in ("forward", "step")),
+        *(_short(1000 * row[f"{task}_seconds"]) for task in ("forward", "step")),
+        *("" if row[key] is None else f"{row[key]:.2f}" for key in ("paper_mul_adds_m", "paper_memory_mb")),
+    ]  # fmt: skip
 
 
 def _short(value: float) -> str:

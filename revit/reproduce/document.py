@@ -24,7 +24,8 @@ protocol runs at its true number of samples in every budget, and exactness does 
 Tables are numbered as `revit reproduce` calls them; headings give the paper's own number.
 """
 
-COMPLEXITY = """EXPLAIN"""
+COMPLEXITY_FILE = "complexity.json"
+EXPLANATION = """EXPLAIN"""
 
 
 def results_page(folder: Path) -> str:
@@ -143,9 +144,9 @@ def _origins(results: list[Result]) -> str:
 def _complexity(table: PaperTable, folder: Path) -> str:
     """Table 2, from the benchmark's own file."""
     parts = [f"## {table.name}: {table.title} (Table {table.number} of the paper)"]
-    path = folder / "complexity.json"
+    path = folder / COMPLEXITY_FILE
     if not path.is_file():
-        return "\n\n".join([*parts, "Not obtained: run `revit benchmark complexity --out results/complexity.json`."]) + "\n"
+        return "\n\n".join([*parts, "Not obtained: run `revit reproduce table2`."]) + "\n"
     report = json.loads(path.read_text(encoding="utf-8"))
     rows = [_complexity_row(row) for row in report["rows"]]
     there = {row["model"] for row in report["rows"]}
@@ -162,7 +163,7 @@ def _complexity(table: PaperTable, folder: Path) -> str:
         f"`{report['command']}`, commit {report['commit']}, {report['size']} x {report['size']} pixels, batch"
         f" {report['batch_size']}, {report['threads']} threads, {report['machine']}; plot in `results/figures/complexity.png`"
     )
-    return "\n\n".join([*parts, _markdown(header, rows), origin, COMPLEXITY]) + "\n"
+    return "\n\n".join([*parts, _markdown(header, rows), origin, EXPLANATION]) + "\n"
 
 
 def _complexity_row(row: dict[str, Any]) -> list[str]:

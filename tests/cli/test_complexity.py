@@ -51,6 +51,7 @@ def test_other_models_and_what_is_left_out(capsys, monkeypatch):
     assert all(10000 < row["parameters"] <= 15000 for row in rows)
     assert all(row["counted_attention_macs"] == row["attention_macs"] for row in rows)
     printed = capsys.readouterr().out
+    assert "projection" not in printed  # no row has one
     assert ("left out: revit_tiny_paper p4: " in printed) == (("revit_tiny_paper", "p4") not in names)
 
 
@@ -86,6 +87,10 @@ WRONG = [
     (
         ["--parameters", "10", "--groups", "[z2]"],
         "revit z2 spatial full: no width fits 10 parameters: the narrowest, dims=1, has ",
+    ),
+    (
+        ["--groups", "[z2]", "--limit", "0.1"],
+        "revit z2 spatial full: takes 0.146 x 10^9 multiply-adds an image; raise --limit 0.1",
     ),
     (["--colour", "red"], "unknown option --colour"),
     (["--size", "big"], "--size: "),

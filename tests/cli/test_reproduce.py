@@ -17,6 +17,12 @@ SCORES = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def digits(surroundings, monkeypatch, tmp_path_factory):
+    """The digits are turned once for all tests of this file."""
+    monkeypatch.setenv("REVIT_CACHE", str(tmp_path_factory.getbasetemp() / "digits"))
+
+
 @pytest.fixture
 def trainings(monkeypatch):
     """Stands in for training: notes the words and leaves a finished run, or stops with the code that it is given."""
