@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -97,9 +98,7 @@ def run(words: list[str]) -> int:
         raise UsageError("size, parameters and rounds must be at least 1, the batch size at least 2")
     if not options.groups or not options.models:
         raise UsageError("--groups and --models must name at least one each")
-    console = Console()
-    if console.width < WIDTH:
-        console = Console(width=WIDTH)
+    console = _console()
     threads = torch.get_num_threads()
     torch.set_num_threads(min(THREADS, threads))
     try:
@@ -113,6 +112,16 @@ def run(words: list[str]) -> int:
     if options.plot:
         draw_cost(rows, Path(options.plot))
     return 0
+
+
+def print_report(path: Path) -> None:
+    """The table of figures that were written before."""
+    _console().print(_table(json.loads(path.read_text(encoding="utf-8"))["rows"]))
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.width >= WIDTH else Console(width=WIDTH)
 
 
 def _configurations(models: list[str], groups: list[str]) -> list[Configuration]:

@@ -116,11 +116,12 @@ def _complexity(console: Console, results: Path, show: bool) -> None:
     path = results / COMPLEXITY_FILE
     if not path.is_file() and not show:
         complexity.run([*COMPLEXITY_WORDS, "--out", str(path), "--plot", str(results / "figures" / "complexity.png")])
-    if path.is_file():
-        complexity.print_report(console, path)
-        console.print(EXPLANATION, highlight=False)
+    elif path.is_file():
+        complexity.print_report(path)
     else:
         console.print(f"  {NOT_OBTAINED}: `revit reproduce table2` measures it", highlight=False)
+        return
+    console.print(EXPLANATION.replace("\n", " "), highlight=False)
 
 
 class Runner:

@@ -38,6 +38,10 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_dropout if self.training else 0.0)
         return self.drop(self.proj(out.transpose(1, 2).flatten(2)))  # [B, N, D]
 
+    def attention_multiply_adds(self, tokens: int, dim: int) -> int:
+        """Products of queries with keys and of weights with values for one image."""
+        return 2 * tokens**2 * dim
+
 
 class Block(nn.Module):
     """`x = x + attn(norm(x))`, then `x = x + mlp(norm(x))`, on tokens [B, N, D]."""

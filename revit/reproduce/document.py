@@ -25,7 +25,18 @@ Tables are numbered as `revit reproduce` calls them; headings give the paper's o
 """
 
 COMPLEXITY_FILE = "complexity.json"
-EXPLANATION = """EXPLAIN"""
+EXPLANATION = """What of the paper's figures can be reproduced: their kind, not their digits. The paper does not name its
+tool; its column names are those of torchinfo, which counts weights times output positions and leaves out the products of
+attention, and both of its series grow in proportion to the group as such a count does ("by parameters" above: 33.8 M for z2
+where the paper has 29.1 M). The products that are really computed are about twice as many for the convolutions alone (a
+steerable 5 x 5 filter has 11 parameters and 25 pixels), plus those of attention, which at 28 x 28 positions weigh as much
+again; formula and torch's own counter agree to the unit. The paper's figures are exactly 4 and 8 times that of z2: that is
+one width of 16 fields in every group, whose parameters would grow from 44K to 173K and 345K, and not, as its text says,
+models of about 44K parameters each, which are what is compared here. With that one width, the count by parameters is 33.79,
+134.95 and 269.82 M, 16 % above the paper's at each group, and twice the outputs of all layers plus the weights for one image
+are 8.7, 34.5 and 68.9 MB, where the paper has 9.09, 35.84 and 71.72 MB under "total size": an estimate for one image, not a
+measured peak. Memory measured here is the peak of the process for the whole batch. G-SA is not built yet, so the paper's
+claim of half its multiply-adds is not tested here."""
 
 
 def results_page(folder: Path) -> str:

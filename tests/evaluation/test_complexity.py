@@ -169,3 +169,10 @@ def test_draw_cost(tmp_path):
     assert "with mirrors" not in words(tmp_path / "turns.svg")
     with pytest.raises(ValueError, match="no costs to draw: the rows are empty"):
         draw_cost([], tmp_path / "none.png")
+
+
+def test_a_plain_transformer_has_its_formula():
+    model = create_model("vit_tiny", in_chans=1).eval()
+    formula, counted = count_macs(model, 28), measured_macs(model, torch.randn(2, 1, 28, 28))
+    assert (formula.convolution, formula.attention) == (counted.convolution, counted.attention)
+    assert formula.attention == 5 * 2 * 50**2 * 26  # five blocks, 49 patches and a class token, 26 channels
