@@ -11,10 +11,11 @@ from revit.evaluation.drawing import GREY, LINE_STYLES, PAGE, SERIES_COLOURS, fi
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PAGE_BYTES = 4096  # memory comes in pages: a model that needs none above what the process holds is drawn at one
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PANELS = (
     ("Multiply-adds", "per image (millions)", lambda r: (r["counted_convolution_macs"] + r["counted_attention_macs"]) / 1e6),
-    ("Memory of a training step", "peak (MiB)", lambda r: r["step_bytes"] / 2**20),
+    ("Memory of a training step", "peak (MiB)", lambda r: max(r["step_bytes"], PAGE_BYTES) / 2**20),
     ("Time of a training step", "per image (ms)", lambda r: 1e3 * r["step_seconds"]),
 )
 

@@ -176,3 +176,10 @@ def test_a_plain_transformer_has_its_formula():
     formula, counted = count_macs(model, 28), measured_macs(model, torch.randn(2, 1, 28, 28))
     assert (formula.convolution, formula.attention) == (counted.convolution, counted.attention)
     assert formula.attention == 5 * 2 * 50**2 * 26  # five blocks, 49 patches and a class token, 26 channels
+
+
+def test_memory_below_what_can_be_measured_is_drawn(tmp_path):
+    row = {"model": "a", "attention": None, "projection": None, "group": "z2", "order": 1, "counted_convolution_macs": 9,
+           "counted_attention_macs": 0, "step_bytes": 0, "step_seconds": 1e-3}  # fmt: skip
+    draw_cost([row], tmp_path / "cost.png")
+    assert (tmp_path / "cost.png").is_file()
