@@ -1,4 +1,4 @@
-"""A model as a backbone: the maps after each stage, for detection, segmentation and the like."""
+"""The maps inside a model, by name; and a model as a backbone for detection, segmentation and the like."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+
+
+def features_by_name(model: Any, x: Tensor) -> dict[str, Tensor]:
+    """What `forward_features` puts into its dict on the way, then the `logits`."""
+    features: dict[str, Tensor] = {}
+    features["logits"] = model.forward_head(model.forward_features(x, features))
+    return features
 
 
 class FeatureMaps(nn.Module):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from revit.exactness import EquivarianceError, next_multiple
 from revit.groups import Group
+from revit.models.features import features_by_name
 from revit.models.input_size import check_images
 from revit.models.registry import register_model
 from revit.models.revit import positive
@@ -159,9 +160,7 @@ class GCNN(nn.Module):
 
     def named_features(self, x: Tensor) -> dict[str, Tensor]:
         """Every map by name, from `lift` to `pre_class`, then `logits`."""
-        features: dict[str, Tensor] = {}
-        features["logits"] = self.forward_head(self.forward_features(x, features))
-        return features
+        return features_by_name(self, x)
 
     def check_input_size(self, height: int, width: int | None = None) -> dict[str, tuple[int, int]]:
         """The size of the map after each layer for an input size (square if only the height is given).

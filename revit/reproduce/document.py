@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from revit.reproduce.gallery import FIGURES
 from revit.reproduce.paper import PaperTable, paper_tables
 from revit.reproduce.plan import BUDGETS, about
 from revit.reproduce.results import Result
@@ -48,7 +49,7 @@ def results_page(folder: Path) -> str:
             parts.append(_complexity(table, folder))
         elif table.name.startswith("table"):
             parts.append(_section(table, folder))
-    return "\n".join(parts)
+    return "\n".join([*parts, _figures(folder)])
 
 
 def headline(folder: Path) -> str:
@@ -94,6 +95,14 @@ def _section(table: PaperTable, folder: Path) -> str:
     if notes:
         parts.append("On the paper's numbers:\n\n" + "\n".join(dict.fromkeys(notes)))
     return "\n\n".join(parts) + "\n"
+
+
+def _figures(folder: Path) -> str:
+    """The figures that were drawn, for a page that lies beside the folder of results."""
+    titles = {**FIGURES, "complexity": "cost against the order of the group"}
+    drawn = [name for name in titles if (folder / "figures" / f"{name}.png").is_file()]
+    pictures = [f"### {name}: {titles[name]}\n\n![{titles[name]}](../results/figures/{name}.png)\n" for name in drawn]
+    return "\n".join(["## Figures\n", *pictures])
 
 
 def _missing(lines: list[Line]) -> list[str]:
