@@ -16,7 +16,7 @@ help:
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python $(PIP) -e ".[train,dev]"
+	$(VENV)/bin/python $(PIP) -e ".[train,export,dev]"
 	@touch $@
 
 demo: $(VENV)/installed

@@ -42,6 +42,7 @@ a group; what random turns and every angle do to its predictions; pictures of it
 registered model (random weights), package.module:factory for any torch.nn.Module, or a TorchScript or ONNX file. Writes
 audit.json, report.html (one page, pictures inside) and the pictures to --out."""
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_CLASSES = 1000
 SHOWN_STAGES = 16
 PICTURES = ("stage_errors.png", "errors_by_angle.png", "turning_features.png", "turning_features.gif", "attention.png")
 
@@ -236,11 +237,8 @@ def _open(options: Namespace, console: Console) -> tuple[Subject, Material]:
     chosen: dict[str, Any] = {**vars(options.model), "group": options.model_group}  # none: the model's own
     model_options = ModelOptions(name=options.subject, **chosen)
     if options.images is not None:
-        spec = _spec_of_files(options)
-        subject = open_subject(
-            options.subject, model_options, in_chans=spec.channels, num_classes=spec.num_classes, checkpoint=options.checkpoint
-        )
-        spec = _of_run(subject, spec) if subject.spec is not None else spec
+        subject = _opened(options, model_options, options.channels or 3, IMAGENET_CLASSES)
+        spec = _spec_of_files(options, subject)
         images: list[Images] = [open_images([options.images], Fit(spec.channels, spec.size))]
     else:
         data = DataOptions(**vars(options.data), root=options.data_root)
@@ -268,17 +266,17 @@ def _opened(options: Namespace, model: ModelOptions, channels: int, classes: int
     return open_subject(options.subject, model, in_chans=channels, num_classes=classes, checkpoint=options.checkpoint)
 
 
-def _spec_of_files(options: Namespace) -> DataSpec:
+def _spec_of_files(options: Namespace, subject: Subject) -> DataSpec:
     """What is assumed of image files without a dataset: ImageNet's size and normalisation, if nothing else is said."""
-    channels, side = options.channels or 3, options.size or 224
+    source = f"image files {Path(options.images).name}"
+    if subject.spec is not None:
+        return replace(subject.spec, name="files", source=source)
+    shape = getattr(subject.model, "input_shape", None) or (None, None, None)  # an ONNX file may say what it takes
+    channels = options.channels or shape[0] or 3
+    height, width = (options.size or side or 224 for side in shape[1:])
     mean, std = IMAGENET if channels == 3 else ((0.5,) * channels, (0.25,) * channels)
-    classes = tuple(map(str, range(1000)))
-    return DataSpec("files", channels, (side, side), classes, mean, std, f"image files {Path(options.images).name}")
-
-
-def _of_run(subject: Subject, spec: DataSpec) -> DataSpec:
-    assert subject.spec is not None
-    return replace(subject.spec, name="files", source=spec.source)
+    classes = tuple(map(str, range(IMAGENET_CLASSES)))
+    return DataSpec("files", channels, (height, width), classes, mean, std, source)
 
 
 def _default_folder(subject: Subject) -> Path:

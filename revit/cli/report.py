@@ -88,7 +88,8 @@ def report_audit(images: Images, run: LoadedRun, folder: Path) -> Audit:
     x = choose_images([images], run.spec, count)
     fill = normalised_black(run.spec)
     audit = audit_model(run.model, x, run.group, fill=fill, batch_size=64)
-    by_angle = errors_by_angle(run.model, x[: max(8, len(x) // POLAR_SHARE)], degrees=range(0, 360, POLAR_STEP), fill=fill, batch_size=64)
+    few, degrees = x[: max(8, len(x) // POLAR_SHARE)], range(0, 360, POLAR_STEP)
+    by_angle = errors_by_angle(run.model, few, degrees=degrees, fill=fill, batch_size=64)
     write_json(folder / "audit.json", {"audit": audit.to_dict(), "by_angle": by_angle.to_dict(), **environment()})
     title = f"Predictions that stay when images turn ({by_angle.samples} images, %)"
     shown = {"full frame": by_angle.frame, "central disc": by_angle.disc}

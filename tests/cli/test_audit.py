@@ -110,3 +110,14 @@ def test_wrong_uses_are_one_line(run, fails, tmp_path):
     assert "unknown group 'q4'" in fails("audit", run, "--group", "q4")
     assert "revit_tiny" in fails("audit", "revit_tinny")
     assert "no such" in fails("audit", run, "--images", tmp_path / "none").lower()
+
+
+def test_an_onnx_file_says_which_images_it_takes(tmp_path):
+    pytest.importorskip("onnxruntime", reason="comes with the extra [export]")
+    from tests.cli.test_onnx_subjects import onnx_file
+
+    onnx_file(shape=("n", 1, 12, 12))
+    toy_files(tmp_path / "toys")
+    assert main(["audit", "net.onnx", "--images", str(tmp_path / "toys"), *FEW, "--group", "p4", "--out", "a"]) == 0
+    found = audit_of("a")
+    assert found["size"] == [12, 12] and list(found["audit"]["stages"]) == ["logits"] and found["subject"] == "net.onnx"
