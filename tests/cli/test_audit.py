@@ -116,7 +116,7 @@ def test_an_onnx_file_says_which_images_it_takes(tmp_path):
     pytest.importorskip("onnxruntime", reason="comes with the extra [export]")
     from tests.cli.test_onnx_subjects import onnx_file
 
-    onnx_file(shape=("n", 1, 12, 12))
+    onnx_file(shape=("n", 3, 12, 12))
     toy_files(tmp_path / "toys")
     assert main(["audit", "net.onnx", "--images", str(tmp_path / "toys"), *FEW, "--group", "p4", "--out", "a"]) == 0
     found = audit_of("a")
