@@ -186,7 +186,9 @@ class Runner:
     def _trained(self, recipe: str, options: dict[str, Any], seed: int) -> Path:
         """The finished run of a recipe: trained, resumed or found."""
         folder = self.runs / self.budget / f"{recipe}-seed{seed}"
-        if not (folder / train.RESULT).is_file():
+        if (folder / train.RESULT).is_file():
+            _check_run(folder, {**options, "train.seed": seed})
+        else:
             self._dataset(self._sections(recipe, options))  # says what is missing before anything is started
             words = [recipe, "--out", str(folder), "--train.seed", str(seed)]
             for name, value in options.items():
@@ -245,6 +247,17 @@ class Runner:
             values["random_probability_difference"] = random.frame.probability_difference
         facts["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         write_result(self.results, experiment, self.budget, seed, {**facts, "values": values})
+
+
+def _check_run(folder: Path, options: dict[str, Any]) -> None:
+    """A finished run is used again only for what it was trained for: budgets may have changed since."""
+    trained = read_recipe(folder / "config.yaml")
+    for name, value in options.items():
+        section, option = name.split(".")
+        if (found := trained.get(section, {}).get(option)) != value:
+            raise UsageError(
+                f"{folder}: was trained with {name} {found}, this budget has {value}; remove it or choose another --runs"
+            )
 
 
 def _all(dataset: Dataset) -> list[Images]:

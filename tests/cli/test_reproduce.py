@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from revit.cli import main, reproduce, train
 from revit.reproduce.plan import EQUIVARIANCE, Experiment
@@ -32,7 +33,12 @@ def trainings(monkeypatch):
         calls.append(words)
         folder = Path(words[words.index("--out") + 1])
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text("")
+        sections = {}
+        for name, value in zip(words[1::2], words[2::2], strict=False):
+            if "." in name:
+                section, option = name.removeprefix("--").split(".")
+                sections.setdefault(section, {})[option] = yaml.safe_load(value)
+        (folder / "config.yaml").write_text(yaml.safe_dump(sections))
         if calls_stop:
             return calls_stop.pop()
         (folder / train.RESULT).write_text(json.dumps(SCORES))
@@ -70,6 +76,15 @@ def test_a_run_that_is_finished_is_used_again(trainings):
     trainings.calls.clear()
     assert main(["reproduce", "table5", "--rows", "p4"]) == 0
     assert trainings.calls == [] and list(Path("results").glob("accuracy-rotmnist_p4-*.json"))
+
+
+def test_a_run_of_another_configuration_is_not_used(trainings, fails):
+    assert main(["reproduce", "table5", "--rows", "p4"]) == 0
+    (Path("results") / "accuracy-rotmnist_p4-smoke-seed0.json").unlink()
+    config = Path("runs/smoke/rotmnist_p4-seed0/config.yaml")
+    config.write_text(config.read_text().replace("epochs: 4", "epochs: 9"))
+    line = fails("reproduce", "table5", "--rows", "p4")
+    assert "was trained with train.epochs 9, this budget has 4; remove it or choose another --runs" in line
 
 
 def test_an_interrupted_run_is_resumed(trainings, capsys):
