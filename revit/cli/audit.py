@@ -32,6 +32,8 @@ from revit.evaluation.audit_figures import (
 )
 from revit.evaluation.audit_page import Picture, verdict_of, write_page
 from revit.evaluation.generalisation import VERSIONS
+from revit.evaluation.inference import evaluating, place_of
+from revit.evaluation.stages import check_logits
 from revit.groups import Group
 from revit.training.recipe import ModelOptions
 from revit.training.run_folder import environment
@@ -71,6 +73,7 @@ def run(words: list[str]) -> int:
     group = Group.parse(options.group or subject.group or "p4m")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     subject = replace(subject, model=subject.model.to(device).eval())
+    _try(subject, material)
     folder = Path(options.out) if options.out else _default_folder(subject)
     folder.mkdir(parents=True, exist_ok=True)
     console.print(
@@ -85,6 +88,21 @@ def run(words: list[str]) -> int:
         )  # fmt: skip
         return 1
     return 0
+
+
+def _try(subject: Subject, material: Material) -> None:
+    """One image, before anything is written: a model of others may take images of another kind."""
+    device, dtype = place_of(subject.model)
+    try:
+        with evaluating(subject.model):
+            check_logits(subject.model(material.x[:1].to(device, dtype)), 1)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        channels, (height, width) = material.spec.channels, material.spec.size
+        why = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{subject.label}: fails on an image of {channels} channels and {height} x {width} pixels ({why});"
+            " name others with --data.name, or with --images, --size and --channels"
+        ) from error
 
 
 def _parser() -> Parser:
@@ -239,7 +257,7 @@ def _open(options: Namespace, console: Console) -> tuple[Subject, Material]:
     if options.images is not None:
         subject = _opened(options, model_options, options.channels or 3, IMAGENET_CLASSES)
         spec = _spec_of_files(options, subject)
-        images: list[Images] = [open_images([options.images], Fit(spec.channels, spec.size))]
+        images: list[Images] = [open_images([options.images], Fit(spec.channels, spec.size, floating=True))]
     else:
         data = DataOptions(**vars(options.data), root=options.data_root)
         trained = _opened(options, model_options, 1, 2) if Path(options.subject).is_dir() else None

@@ -109,6 +109,13 @@ def test_wrong_uses_are_one_line(run, fails, tmp_path):
     assert "--fail-above is an error of 0 or more, got -1.0" in fails("audit", run, "--fail-above", -1)
     assert "unknown group 'q4'" in fails("audit", run, "--group", "q4")
     assert "revit_tiny" in fails("audit", "revit_tinny")
+    Path("theirs.py").write_text("from torch import nn\nnet = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten())\n")
+    toy_files(tmp_path / "toys")
+    line = fails("audit", "theirs:net", "--images", tmp_path / "toys", "--size", 12, "--channels", 1)
+    assert (
+        "theirs:net: fails on an image of 1 channels and 12 x 12 pixels" in line and "--images, --size and --channels" in line
+    )
+    assert not Path("audit").exists()
     assert "no such" in fails("audit", run, "--images", tmp_path / "none").lower()
 
 
