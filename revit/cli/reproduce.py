@@ -200,8 +200,11 @@ class Runner:
         return folder
 
     def _facts(self, dataset: Dataset, options: dict[str, Any]) -> dict[str, Any]:
+        facts = environment()
+        if self.root:  # where the data lies on this machine is of no use elsewhere
+            facts["command"] = facts["command"].replace(self.root, "DIR")
         return {
-            **environment(),
+            **facts,
             "options": options,
             "data": dataset.spec.source,
             "data_fingerprint": dataset_fingerprint(dataset),
