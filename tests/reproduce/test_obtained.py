@@ -23,9 +23,17 @@ def exact_errors(audit):
 
 def test_the_protocol_was_run_on_all_datasets_with_random_and_trained_weights():
     found = {(path.name.split("-")[1], path.name.split("-")[3]) for path in FILES}
-    for recipe in ("rotmnist_p4", "cifar10_p4", "cifar10_p4m", "pcam_p4", "pcam_p4m", "pcam_p4_ds1", "imagenet_p4"):
+    for recipe in (
+        "rotmnist_p4",
+        "cifar10_p4",
+        "cifar10_p4m",
+        "pcam_p4",
+        "pcam_p4m",
+        "pcam_p4_ds1",
+        "imagenet_p4",
+        "imagenet_p4m",
+    ):
         assert {(recipe, "random"), (recipe, "trained")} <= found, recipe
-    assert ("imagenet_p4m", "random") in found
 
 
 @pytest.mark.parametrize("path", EQUIVARIANT, ids=lambda path: path.stem)
