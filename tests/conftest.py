@@ -1,10 +1,5 @@
 """Shared by all tests: two threads, fixed seeds, and the exact groups."""
 
-import os
-
-# Before torch starts its threads: those that wait by spinning take minutes instead of seconds beside any other process.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import pytest
 import torch
 
