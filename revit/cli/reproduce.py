@@ -97,7 +97,7 @@ def run(words: list[str]) -> int:
 
 def _tables(name: str) -> list[PaperTable]:
     if name == "tables":
-        return [table for key, table in paper_tables().items() if key.startswith("table")]
+        return [table for key in paper_tables() if key.startswith("table") for table in find_table(key)]
     found = find_table(name)
     if not found:
         raise UsageError(f"unknown table or figure {name!r}; choose table1 to table12, tables, {', '.join(FIGURES)}, figures")

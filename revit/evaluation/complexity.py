@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from revit.evaluation.inference import evaluating, place_of
 
-PRODUCTS_OF_TOKENS = ("attention", "bmm")  # in the names of torch's operations: neither factor is a weight
+PRODUCTS_OF_TOKENS = ("attention", "aten.bmm")  # in the names of torch's operations: neither factor is a weight
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,16 @@
 """Models and their registry."""
 
 from revit.models import allcnn as _allcnn  # noqa: F401  (registers its models)
+from revit.models import attentive_gcnn as _attentive_gcnn  # noqa: F401  (registers its models)
 from revit.models import densenet as _densenet  # noqa: F401  (registers its models)
+from revit.models import gsa as _gsa  # noqa: F401  (registers its models)
 from revit.models import hierarchical as _hierarchical  # noqa: F401  (registers its models)
+from revit.models import resnet as _resnet  # noqa: F401  (registers its models)
+from revit.models.cvt import CvT
 from revit.models.features import FeatureMaps
 from revit.models.gcnn import GCNN
 from revit.models.registry import create_model, describe_model, list_models, register_model
 from revit.models.revit import REViT
 from revit.models.vit import ViT
 
-__all__ = ["GCNN", "FeatureMaps", "REViT", "ViT", "create_model", "describe_model", "list_models", "register_model"]
+__all__ = ["GCNN", "CvT", "FeatureMaps", "REViT", "ViT", "create_model", "describe_model", "list_models", "register_model"]

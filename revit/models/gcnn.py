@@ -124,11 +124,12 @@ class GCNN(nn.Module):
     """Group equivariant convolutional network: images [B, in_chans, H, W] -> logits [B, num_classes].
 
     `layers` map features to features, the first one an image to features; each has `output_size`, `out_channels` and `stride`.
-    `make_head` builds the head for a number of classes. `dims` are the widths that the model was built with.
+    `make_head` builds the head for a number of classes, which has `num_classes` and `fc`. `dims` are the widths that the model
+    was built with.
     """
 
     def __init__(
-        self, group: Group, layers: Sequence[Any], make_head: Callable[[int], ConvHead], *, in_chans: int,
+        self, group: Group, layers: Sequence[Any], make_head: Callable[[int], nn.Module], *, in_chans: int,
         num_classes: int, dims: tuple[int, ...], min_input_size: int,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -206,11 +207,11 @@ class GCNN(nn.Module):
 
     @property
     def num_classes(self) -> int:
-        return self.head.num_classes if isinstance(self.head, ConvHead) else 0
+        return getattr(self.head, "num_classes", 0)
 
     def get_classifier(self) -> nn.Module:
-        """The last group convolution (`nn.Identity` without classes)."""
-        return self.head.fc if isinstance(self.head, ConvHead) else self.head
+        """The layer that gives the classes (`nn.Identity` without them)."""
+        return getattr(self.head, "fc", self.head)
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh head for another number of classes; 0 makes the model return its invariant features [B, C]."""

@@ -82,7 +82,7 @@ class REViT(nn.Module):
     ) -> None:
         super().__init__()
         self.group = group = Group.parse(group)
-        dims, depths, heads = _per_stage(dims=dims, depths=depths, num_heads=num_heads)
+        dims, depths, heads = per_stage(dims=dims, depths=depths, num_heads=num_heads)
         strides = positive("stride", stride)
         if any(step != 2 for step in strides[1:]):
             raise ValueError(f"the layers of a stem after the first have stride 2, got stride={strides}")
@@ -224,7 +224,7 @@ def positive(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
     return values
 
 
-def _per_stage(**options: int | Sequence[int]) -> list[tuple[int, ...]]:
+def per_stage(**options: int | Sequence[int]) -> list[tuple[int, ...]]:
     values = {name: positive(name, value) for name, value in options.items()}
     if len({len(value) for value in values.values()}) != 1:
         raise ValueError(f"the same number of stages is needed in {', '.join(f'{n}={v}' for n, v in values.items())}")

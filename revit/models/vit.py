@@ -45,24 +45,22 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """`x = x + attn(norm(x))`, then `x = x + mlp(norm(x))`, on tokens [B, N, D]."""
+    """`x = x + attn(norm(x))`, then `x = x + mlp(norm(x))`, on tokens [B, N, D]; `size` goes to the attention, if it asks."""
 
-    def __init__(
-        self, dim: int, num_heads: int, *, mlp_ratio: float, dropout: float, attn_dropout: float, drop_path: float
-    ) -> None:
+    def __init__(self, dim: int, attn: nn.Module, *, mlp_ratio: float, dropout: float, drop_path: float) -> None:
         super().__init__()
         hidden = int(dim * mlp_ratio)
         if hidden < 1:
             raise ValueError(f"mlp_ratio={mlp_ratio!r} leaves no hidden channel of {dim}; choose at least {1 / dim:g}")
         self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
-        self.attn = Attention(dim, num_heads, dropout=dropout, attn_dropout=attn_dropout)
+        self.attn = attn
         self.mlp = nn.Sequential(
             nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
         )
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x)))
+    def forward(self, x: Tensor, *size: int) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), *size))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -93,17 +91,9 @@ class ViT(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        self.group = Group.parse(group)
-        if self.group.order > 1:
-            raise ValueError(
-                f"a plain ViT is not equivariant: its group is z2, got {self.group}; REViT and G-CNN models take it"
-            )
-        if pool not in POOLS:
-            raise ValueError(f"unknown pool {pool!r}; choose {', '.join(POOLS)}")
+        self.group = check_plain("a plain ViT", group, pool)
         dim, depth, heads = (_one(name, v) for name, v in (("dims", dims), ("depths", depths), ("num_heads", num_heads)))
-        if dim % heads:
-            divisors = ", ".join(str(n) for n in range(1, dim + 1) if dim % n == 0)
-            raise ValueError(f"num_heads={heads} does not divide the {dim} channels; choose {divisors}")
+        check_heads(dim, heads)
         self.in_chans, self.patch_size = _one("in_chans", in_chans), _one("patch_size", patch_size)
         self.dims, self.num_heads, self.num_features, self.pool = (dim,), (heads,), dim, pool
         self.min_input_size = self.patch_size
@@ -114,16 +104,14 @@ class ViT(nn.Module):
         self.pos_embed = nn.Parameter(torch.empty(1, dim, rows, columns))
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim)) if pool == "token" else None
         self.pos_drop = nn.Dropout(check_rate("drop_rate", drop_rate))
-        self.blocks = nn.ModuleList(
-            Block(
-                dim, heads, mlp_ratio=mlp_ratio, dropout=drop_rate, attn_dropout=check_rate("attn_drop_rate", attn_drop_rate),
-                drop_path=drop_path_rate * i / max(1, depth - 1),
-            )
-            for i in range(depth)
-        )  # fmt: skip
+        self.blocks = nn.ModuleList()
+        for i in range(depth):
+            attn = Attention(dim, heads, dropout=drop_rate, attn_dropout=check_rate("attn_drop_rate", attn_drop_rate))
+            rate = drop_path_rate * i / max(1, depth - 1)
+            self.blocks.append(Block(dim, attn, mlp_ratio=mlp_ratio, dropout=drop_rate, drop_path=rate))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
-        self.head = _classifier(dim, num_classes)
-        self._reset_parameters()
+        self.head = classifier(dim, num_classes)
+        start_small(self, self.pos_embed, self.cls_token)
 
     def forward_features(self, x: Tensor, features: dict[str, Tensor] | None = None) -> Tensor:
         """Images -> tokens [B, (1 +) H'*W', D], the class token first. The maps on the way are put into `features` by name, if
@@ -182,15 +170,6 @@ class ViT(nn.Module):
             return self.pos_embed
         return F.interpolate(self.pos_embed, size, mode="bicubic", antialias=True)
 
-    def _reset_parameters(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
-        for parameter in (self.pos_embed, self.cls_token):
-            if parameter is not None:
-                nn.init.trunc_normal_(parameter, std=0.02)
-
     @property
     def num_classes(self) -> int:
         return self.head.out_features if isinstance(self.head, nn.Linear) else 0
@@ -201,7 +180,7 @@ class ViT(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh classifier for another number of classes; 0 makes the model return its features [B, D]."""
-        self.head = _classifier(self.num_features, num_classes).to(self.pos_embed).train(self.training)
+        self.head = classifier(self.num_features, num_classes).to(self.pos_embed).train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trades time for memory in training: blocks are computed again in the backward pass."""
@@ -224,10 +203,36 @@ def _one(name: str, value: int | Sequence[int]) -> int:
     return values[0]
 
 
-def _classifier(dim: int, num_classes: int) -> nn.Module:
+def check_plain(model: str, group: Group | str, pool: str) -> Group:
+    group = Group.parse(group)
+    if group.order > 1:
+        raise ValueError(f"{model} is not equivariant: its group is z2, got {group}; REViT and G-CNN models take it")
+    if pool not in POOLS:
+        raise ValueError(f"unknown pool {pool!r}; choose {', '.join(POOLS)}")
+    return group
+
+
+def check_heads(dim: int, heads: int) -> None:
+    if dim % heads:
+        divisors = ", ".join(str(n) for n in range(1, dim + 1) if dim % n == 0)
+        raise ValueError(f"num_heads={heads} does not divide the {dim} channels; choose {divisors}")
+
+
+def classifier(dim: int, num_classes: int) -> nn.Module:
     if num_classes < 0:
         raise ValueError(f"a head needs num_classes >= 0, got {num_classes}")
     return nn.Linear(dim, num_classes) if num_classes else nn.Identity()
+
+
+def start_small(model: nn.Module, *embeddings: nn.Parameter | None) -> None:
+    """Linear layers and embeddings start from a normal distribution of deviation 0.02, biases from zero."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+    for embedding in embeddings:
+        if embedding is not None:
+            nn.init.trunc_normal_(embedding, std=0.02)
 
 
 @register_model

@@ -8,6 +8,7 @@ from revit.nn.dropout import DropPath, make_dropout
 from revit.nn.head import InvariantHead
 from revit.nn.normalization import FieldLayerNorm, make_norm
 from revit.nn.pooling import Downsample, GroupPool, LiftingLayer, SpatialPool, fit_to_stride
+from revit.nn.relative_attention import RelativeSelfAttention
 
 __all__ = [
     "Canonical",
@@ -23,6 +24,7 @@ __all__ = [
     "InvariantHead",
     "LiftingConv",
     "LiftingLayer",
+    "RelativeSelfAttention",
     "SpatialPool",
     "TransformerBlock",
     "attend",

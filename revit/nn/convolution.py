@@ -163,6 +163,21 @@ class GroupLinear(nn.Module):
         return f"{self.group}, {self.in_channels} -> {self.out_channels} fields, exact"
 
 
+class Pointwise(nn.Conv3d):
+    """A linear map of the fields, the same at every position and element: [B, C_in, G, H, W] -> [B, C_out, G, H, W].
+
+    A convolution of one pixel and one element, computed as the matrix product that it is.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
+        super().__init__(*check_fields(in_channels, out_channels), 1, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = x.new_zeros(1) if self.bias is None else self.bias.unsqueeze(1)
+        out = torch.baddbmm(bias, self.weight.flatten(1).expand(len(x), -1, -1), x.flatten(2))
+        return out.unflatten(2, x.shape[2:])
+
+
 def check_fields(in_channels: int, out_channels: int) -> tuple[int, int]:
     for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
         if not isinstance(value, int) or value < 1:

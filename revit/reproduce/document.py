@@ -8,7 +8,7 @@ from typing import Any
 
 from revit.reproduce.gallery import FIGURES
 from revit.reproduce.paper import PaperTable, paper_tables
-from revit.reproduce.plan import BUDGETS, about
+from revit.reproduce.plan import BUDGETS, about, with_rows_beside
 from revit.reproduce.results import Result
 from revit.reproduce.tables import NOT_OBTAINED, Line, compare, further_lines
 
@@ -48,7 +48,7 @@ def results_page(folder: Path) -> str:
         if table.name == "table2":
             parts.append(_complexity(table, folder))
         elif table.name.startswith("table"):
-            parts.append(_section(table, folder))
+            parts.append(_section(with_rows_beside(table), folder))
     return "\n".join([*parts, _figures(folder)])
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
 import yaml
 
-from revit.reproduce.paper import PaperTable, paper_tables
+from revit.reproduce.paper import PaperRow, PaperTable, PaperValue, paper_tables
 
 BUDGETS = ("smoke", "cpu", "full")
 ACCURACY, EQUIVARIANCE, RANDOM, RELEASED = "accuracy", "equivariance", "random", "released"
@@ -41,7 +42,6 @@ class Cell:
     column: str
     experiments: tuple[Experiment, ...]
     value: str  # key in the values of a result
-    missing: str = ""  # why there is nothing to run, if there is nothing
 
 
 @cache
@@ -73,7 +73,6 @@ def cells(table: PaperTable) -> list[Cell]:
     plan = _plan()
     found = []
     for row in table.rows.values():
-        missing = plan["missing"].get(row.family, "nothing is planned for this row")
         for column in row.values:
             if recipe := plan[ACCURACY].get(table.name, {}).get(row.name, {}).get(column):
                 value = "top5_accuracy" if column == "top5" else "accuracy"
@@ -85,8 +84,23 @@ def cells(table: PaperTable) -> list[Cell]:
             elif table.name in plan[RANDOM] and row.name in (*plan[RANDOM][table.name], "difference"):
                 found.append(_random_cell(row.name, column))
             else:
-                found.append(Cell(row.name, column, (), "", missing))
+                raise ValueError(f"plan.yaml has nothing to run for {column} of {row.name} in {table.name}")
     return found
+
+
+def with_rows_beside(table: PaperTable) -> PaperTable:
+    """A table with further rows at its end: models that the paper has in another table, or not at all, on the data of this one."""
+    rows = dict(table.rows)
+    for name, entry in _plan()["beside"].get(table.name, {}).items():
+        if "table" in entry:
+            source = paper_tables()[entry["table"]]
+            row = source.rows[name]
+            values = {column: row.values[column] for column in table.columns}
+            rows[name] = replace(row, label=f"{row.label} (Table {source.number})", values=values, note=None)
+        else:
+            values = dict.fromkeys(table.columns, PaperValue(math.nan, None, "-"))
+            rows[name] = PaperRow(name, f"{entry['label']} (not there)", None, None, {}, values, None)
+    return replace(table, rows=rows)
 
 
 def _random_cell(row: str, column: str) -> Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from revit.reproduce.paper import PaperTable, PaperValue, paper_tables
-from revit.reproduce.plan import BUDGETS, Cell, Experiment, cells, further, seeds
+from revit.reproduce.plan import BUDGETS, Cell, Experiment, cells, further, seeds, with_rows_beside
 from revit.reproduce.results import Result, read_result
 
 NOT_OBTAINED = "not obtained"
@@ -35,7 +36,8 @@ class Line:
 def find_table(name: str) -> list[PaperTable]:
     """The tables of a name: `table3` is three of them."""
     tables = paper_tables()
-    return [table for key, table in tables.items() if key == name or (name == "table3" and key.startswith("table3"))]
+    found = [table for key, table in tables.items() if key == name or (name == "table3" and key.startswith("table3"))]
+    return [with_rows_beside(table) for table in found]
 
 
 def compare(
@@ -61,7 +63,7 @@ def _line(table: PaperTable, cell: Cell, folder: Path, budgets: Sequence[str], w
                 difference=_difference(ours, paper), relative=_relative(cell, flat), seeds=min(map(len, found)), budget=budget,
                 data="; ".join(dict.fromkeys(str(result.facts["data"]) for result in flat)), why="", results=flat,
             )  # fmt: skip
-    reason = cell.missing or next((why[e] for e in cell.experiments if e in why), "")
+    reason = next((why[e] for e in cell.experiments if e in why), "")
     return Line(label, column, paper.text, NOT_OBTAINED, "", "", 0, "", "", reason, ())
 
 
@@ -109,6 +111,8 @@ def _digits(value: float, paper: PaperValue) -> str:
 
 
 def _difference(ours: float, paper: PaperValue) -> str:
+    if math.isnan(paper.mean):
+        return ""
     decimals = len(paper.text.split("±")[0].strip().partition(".")[2])
     return f"{ours - paper.mean:+.{max(decimals, 2)}f}"
 

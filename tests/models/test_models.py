@@ -14,11 +14,16 @@ from revit.equivariance import equivariance_error
 from revit.exactness import EquivarianceError
 from revit.models import FeatureMaps, REViT, create_model, list_models, register_model
 
-NOT_EQUIVARIANT = {"vit_tiny", "vit_small_patch16"}
-"""Baselines without a group, of which `test_vit.py` asks the opposite."""
-G_CNNS = {"gcnn_rotmnist", "gcnn_cifar", "gcnn_cifar_paper", "gcnn_pcam"}
-"""Equivariant baselines: `test_gcnn.py` holds narrow ones to the same errors, at the sizes that they are made for."""
-MODELS = [name for name in list_models() if name not in NOT_EQUIVARIANT | G_CNNS]
+NOT_EQUIVARIANT = {"vit_tiny", "vit_small_patch16", "cvt_tiny"}
+"""Baselines without a group, of which `test_vit.py` and `test_cvt.py` ask the opposite."""
+EQUIVARIANT = {
+    *("gcnn_rotmnist", "gcnn_cifar", "gcnn_cifar_paper", "gcnn_pcam"),
+    *("gsa_rotmnist", "gsa_cifar", "gsa_pcam"),
+    *("attentive_gcnn_rotmnist", "attentive_gcnn_pcam"),
+    *("re_resnet", "re_resnet_paper", "re_resnet_small"),
+}
+"""Equivariant baselines: tests of their own hold narrow ones to the same errors, at the sizes that they are made for."""
+MODELS = [name for name in list_models() if name not in NOT_EQUIVARIANT | EQUIVARIANT]
 OURS = [name for name in MODELS if not name.endswith("_paper")]
 PAPER = [name for name in MODELS if name.endswith("_paper")]
 GENERATORS = {"z2": [0], "z2m": [0, 1], "p4": [1], "p4m": [1, 4]}
@@ -47,7 +52,7 @@ def test_names():
     flat, hierarchical = ("tiny", "small", "base"), ("tiny", "small", "medium", "base")
     assert sorted([f"revit_{size}" for size in flat] + [f"revit_hier_{size}" for size in hierarchical]) == OURS
     assert sorted(f"{name}_paper" for name in OURS) == PAPER
-    assert set(list_models()) >= NOT_EQUIVARIANT | G_CNNS
+    assert set(list_models()) >= NOT_EQUIVARIANT | EQUIVARIANT
     assert list_models("hier_tiny") == ["revit_hier_tiny", "revit_hier_tiny_paper"]
 
 

@@ -31,7 +31,10 @@ def test_every_trainable_row_has_a_recipe():
         *(f"pcam_{group}_ds1" for group in ("p4", "p4m", "p8")),
         *("rotmnist_p12_cnn", "cifar10_p4_cnn", "cifar10_p8_cnn", "pcam_p8_cnn"),
         *("pcam_p4_released", "pcam_p4m_released", "imagenet_p4_released"),
-        *("rotmnist_vit", "rotmnist_vit_aug", "cifar10_vit", "pcam_vit", "imagenet_vit_s"),
+        *("rotmnist_vit", "rotmnist_vit_aug", "rotmnist_cvt_aug", "cifar10_vit", "pcam_vit", "imagenet_vit_s"),
+        *("rotmnist_z2_sa", "rotmnist_p4_sa", "rotmnist_p8_sa"),
+        *("pcam_z2_sa", "pcam_p4_sa", "pcam_p8_sa", "pcam_p4m_sa"),
+        *("rotmnist_p4_alpha", "pcam_p4_alpha", "pcam_p4m_alpha", "rotmnist_p4_resnet", "imagenet_p4m_resnet"),
     }
     assert names == rows | {"demo", "folder"}
     assert all(description for description in list_recipes().values())
