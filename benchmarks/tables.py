@@ -87,11 +87,32 @@ def loader_table(report: dict[str, Any]) -> str:
     return f"{markdown(['images', 'size', 'workers', 'waiting', 'augmenting'], rows)}\n\n{origin}"
 
 
+def relative_table(report: dict[str, Any]) -> str:
+    """A training step of G-SA, ours, of the reference in the same run, and of the public code as it was measured before."""
+    rows = []
+    for group, found in report["groups"].items():
+        pairs, public = found.get("pairs"), report["public"].get(group)
+        cells = [f"{found['step_seconds']:.2f} s", f"{found['step_bytes'] / 1e9:.2f} GB"]
+        cells += [f"{pairs['ratio']:.1f}x", f"{pairs['step_bytes'] / found['step_bytes']:.1f}x"] if pairs else ["", ""]
+        if public:
+            times = public["step_seconds"] / found["step_seconds"], public["step_bytes"] / found["step_bytes"]
+            cells += [
+                f"{public['step_seconds']:.0f} s, {times[0]:.1f}x",
+                f"{public['step_bytes'] / 1e9:.1f} GB, {times[1]:.0f}x",
+            ]
+        else:
+            cells += ["does not fit 24 GB", ""]
+        rows.append([group, *cells])
+    header = ["group", "step", "memory", "every pair, time", "every pair, memory", "public code, time", "public code, memory"]
+    return f"{markdown(header, rows)}\n\n{source(report)}"
+
+
 TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "speed": ("README.md", "benchmarks/results/latest.json", speed_table),
     "filters": ("docs/conventions.md", "benchmarks/results/filter_error.json", filter_table),
     "training": ("README.md", ["results/demo.json"], training_table),
     "loader": ("docs/training.md", "benchmarks/results/loader.json", loader_table),
+    "relative": ("docs/performance.md", "benchmarks/results/relative_attention.json", relative_table),
     "headline": ("README.md", [], lambda _: headline(ROOT / "results")),
 }
 

@@ -1,10 +1,11 @@
 """G-SA networks of Romero and Cordonnier (2021), the paper's opponent: group self-attention that sees relative positions.
 
-    image [B, C, H, W] --lifting attention--> [B, C0, G, H, W] --blocks, pooling--> [B, C, G, H', W'] --head--> logits [B, classes]
+    image [B, C, H, W] --lifting attention--> [B, C0, G, H, W] --blocks, pooling--> [B, C, G, H', W'] --head--> logits
 
-Widths, blocks, crops and pooling are those of the published code (`dwromero/g_selfatt`) for each of its three datasets, and so are
-the numbers of parameters. Other than there, the encoding of elements is that of the key's element relative to the query's alone,
-and pooling is exact at odd sizes too (the published model for PatchCamelyon pools 7 x 7 pixels to 3 x 3, which is not symmetric).
+Widths, blocks, crops and pooling are those of the published code (`dwromero/g_selfatt`) for each of its three datasets, and so
+are the numbers of parameters. Other than there, the encoding of elements is that of the key's element relative to the query's
+alone, and pooling is exact at odd sizes too (the published model for PatchCamelyon pools 7 x 7 pixels to 3 x 3, which is not
+symmetric).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class LiftingAttention(nn.Module):
 class AttentionBlock(nn.Module):
     """`x = crop(attention(x) + shortcut(x))`, then `x = x + mlp(x)`: [B, C_in, G, H, W] -> [B, C_out, G, H', W'].
 
-    Attention stands between norms and Swish, the MLP goes through half of the fields, `crop` cuts that many pixels at each side.
+    Attention stands between norms and Swish, the MLP goes through half of the fields, `crop` cuts so many pixels at each side.
     """
 
     def __init__(
@@ -112,7 +113,10 @@ class SumHead(nn.Module):
         if num_classes < 0:
             raise ValueError(f"a head needs num_classes >= 0, got {num_classes}")
         self.num_classes = num_classes
-        self.fc = Pointwise(channels, num_classes, bias=False) if num_classes else nn.Identity()
+        self.fc: nn.Module = nn.Identity()
+        if num_classes:
+            self.fc = classifier = Pointwise(channels, num_classes, bias=False)
+            nn.init.normal_(classifier.weight, std=0.01)  # small, since all pixels are summed
 
     def forward(self, x: Tensor, *, pre_logits: bool = False) -> Tensor:
         x = x if pre_logits else self.fc(x)
@@ -122,15 +126,19 @@ class SumHead(nn.Module):
 def _gsa(
     blocks: Sequence[int], growth: Sequence[int], crops: Sequence[int], *, min_input_size: int, norm_between: bool,
     pool_last: bool, group: Group | str, in_chans: int, num_classes: int, dims: int | Sequence[int], num_heads: int = HEADS,
-    patch_size: int | None = 5, drop_rate: float = 0.0, pool_drop_rate: float = 0.0, input_drop_rate: float = 0.0,
+    neighbourhood: str = "local", window_size: int = 5, drop_rate: float = 0.0, pool_drop_rate: float = 0.0,
+    input_drop_rate: float = 0.0,
 ) -> GCNN:  # fmt: skip
-    """A lifting layer and stages of `blocks` layers; each stage multiplies the fields by its `growth` and is followed by pooling,
-    the last one only with `pool_last`. `crops` has an entry for each block."""
+    """A lifting layer and stages of `blocks` layers; each stage multiplies the fields by its `growth` and is followed by
+    pooling, the last one only with `pool_last`. `crops` has an entry for each block. A pixel attends to the `window_size` x
+    `window_size` pixels around it (`local`) or to all (`global`)."""
     group = Group.parse(group)
+    if neighbourhood not in ("local", "global"):
+        raise ValueError(f"unknown neighbourhood {neighbourhood!r} for relative positions; choose local, global")
     (width,) = widths(dims, 1)
     if width % 2 or width < 6:
         raise ValueError(f"attention has half of the fields as keys, of three parts: dims must be even and >= 6, got {width}")
-    shared: dict[str, Any] = {"num_heads": num_heads, "patch_size": patch_size}
+    shared: dict[str, Any] = {"num_heads": num_heads, "patch_size": window_size if neighbourhood == "local" else None}
     last = len(blocks) - 1
     halve_lift = blocks[0] == 0
     layers: list[Any] = [
@@ -157,9 +165,9 @@ def _gsa(
     return model
 
 
-def _reset(model: nn.Module) -> None:
-    """Pointwise weights as published, normal with variance 2 / fan-in and no bias."""
-    for module in model.modules():
+def _reset(model: GCNN) -> None:
+    """Pointwise weights as published, normal with variance 2 / fan-in and no bias; but for the classifier."""
+    for module in model.layers.modules():
         if isinstance(module, nn.Conv3d | nn.Linear):
             nn.init.kaiming_normal_(module.weight)
             if module.bias is not None:
@@ -180,17 +188,18 @@ def gsa_rotmnist(
 def gsa_cifar(
     *, group: Group | str = "p4", in_chans: int = 3, num_classes: int = 10, dims: int | Sequence[int] = 96, **options: Any
 ) -> GCNN:
-    """G-SA for CIFAR-10, 96 fields and then 192: about 3.0M parameters."""
+    """G-SA for CIFAR-10, 96 fields and then 192, with the published dropout: 3,002,128 parameters (p4)."""
     shape: dict[str, Any] = {"norm_between": True, "pool_last": False, "min_input_size": 4}
     named: dict[str, Any] = {"group": group, "in_chans": in_chans, "num_classes": num_classes, "dims": dims}
-    return _gsa([2, 2, 2], [1, 2, 1], [0] * 6, **shape, **named, **options)
+    dropout = {"pool_drop_rate": 0.3, "input_drop_rate": 0.2}
+    return _gsa([2, 2, 2], [1, 2, 1], [0] * 6, **shape, **named, **{**dropout, **options})
 
 
 @register_model
 def gsa_pcam(
     *, group: Group | str = "p4", in_chans: int = 3, num_classes: int = 2, dims: int | Sequence[int] = 12, **options: Any
 ) -> GCNN:
-    """G-SA for PatchCamelyon, 12 fields that double three times: about 207K parameters."""
+    """G-SA for PatchCamelyon, 12 fields that double three times: 207,034 parameters (p4)."""
     shape: dict[str, Any] = {"norm_between": True, "pool_last": True, "min_input_size": 42}
     named: dict[str, Any] = {"group": group, "in_chans": in_chans, "num_classes": num_classes, "dims": dims}
     return _gsa([0, 1, 2, 1], [1, 2, 2, 2], [0, 2, 1, 1], **shape, **named, **options)

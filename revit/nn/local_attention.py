@@ -1,8 +1,8 @@
 r"""Local attention with relative positions, as a loop over the offsets of a neighbourhood: `attend_relative` for K x K pixels.
 
-Written as matrix products, local attention is millions of products of 4 x 4 or 8 x 8 matrices, one for each pixel and offset, and
-unfolds keys and values K^2 times. Here the pixels are the innermost axis instead, row after row and stream after stream, so the
-neighbours at an offset (i, j) are the same tensor from entry `i * W + j` on: nothing is unfolded, and every step is one
+Written as matrix products, local attention is millions of products of 4 x 4 or 8 x 8 matrices, one for each pixel and offset,
+and unfolds keys and values K^2 times. Here the pixels are the innermost axis instead, row after row and stream after stream, so
+the neighbours at an offset (i, j) are the same tensor from entry `i * W + j` on: nothing is unfolded, and every step is one
 multiply-add of long vectors that stay in the cache. Neighbours that are not there are computed too, and get no weight.
 
 The backward pass is written out: it computes the weights again, some streams at a time, and keeps nothing but the inputs.
@@ -32,8 +32,9 @@ def attend_local(
 ) -> Tensor:
     """Attention of maps to the size x size pixels around each pixel: q, k, v [B, heads, D, G, H, W] -> [B, heads, D, V, H, W].
 
-    `encodings` [U, D] are those of the distinct turned offsets and `encoding_of` [size * size, V] says which one an offset has at
-    an output element; `elements` [G, G, D] are those of a key's element seen from a query's. Scores are multiplied by `scale`.
+    `encodings` [U, D] are those of the distinct turned offsets and `encoding_of` [size * size, V] says which one an offset has
+    at an output element; `elements` [G, G, D] are those of a key's element seen from a query's. Scores are multiplied by
+    `scale`.
     """
     out: Tensor = _forward(q, k, v, encodings, elements, encoding_of, size, scale)
     return out
@@ -106,7 +107,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-@register_flop_formula(torch.ops.revit.local_attention)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.revit.local_attention)
 def _flops(q: Any, k: Any, v: Any, encodings: Any, elements: Any, encoding_of: Any, *_: Any, **__: Any) -> int:
     """Two for each product, from the shapes."""
     batch, heads, dim, order, height, width = q
@@ -158,7 +159,7 @@ class Streams:
         return [keys[..., start : start + self.length] for start in starts]
 
     def _outside(self, device: torch.device) -> Tensor:
-        """Where there is no such neighbour, [O, L]: beyond a row is a pixel of the next row, beyond an image one of the next image."""
+        """Where there is no such neighbour, [O, L]: beyond a row is a pixel of the next one, beyond an image another image."""
         streams, height, width = self.shape
         steps = torch.arange(-(self.size // 2), self.size // 2 + 1, device=device)[:, None]
         rows, columns = steps + torch.arange(height, device=device), steps + torch.arange(width, device=device)
@@ -223,7 +224,8 @@ class StreamsBackward(Streams):
         by_query = self.queries.unsqueeze(2).unbind(1)  # [D, 1, L] each
         self.for_keys = [_pairs(grad.unbind(0), by_query) for grad in self.grad_shares]
         self.for_queries = [
-            _pairs(grad.unbind(1), key.unsqueeze(2).unbind(1)) for grad, key in zip(self.grad_shares, self.near_keys, strict=True)
+            _pairs(grad.unbind(1), key.unsqueeze(2).unbind(1))
+            for grad, key in zip(self.grad_shares, self.near_keys, strict=True)
         ]
 
     def differentiate(

@@ -6,14 +6,14 @@ key of element h at y = x + o by
     s(v, g, h, o) = <q(x, g), k(y, h) + r(v^-1 o) + c(v^-1 o) + e(g^-1 h)> / sqrt(C_in),
     out(x, v) = W_out sum_g sum_{h, o} softmax over (h, o) of s(v, g, h, o) val(y, h).
 
-Row, column and element encodings r, c and e are vectors of the key's space with a third of its entries each, so `P W_K` of Eq. 5
-is learnt as one. They turn with the group: r and c see the offset turned back by v, and e the element of the key relative to that
-of the query. Lifting is the same without g, h and e.
+Row, column and element encodings r, c and e are vectors of the key's space with a third of its entries each, so `P W_K` of Eq.
+5 is learnt as one. They turn with the group: r and c see the offset turned back by v, and e the element of the key relative to
+that of the query. Lifting is the same without g, h and e.
 
-What is big in a score, (h, o) for every (x, g), does not depend on v, and what depends on v not on h. So the softmax is taken in
-two steps, exactly: over h for each offset, which leaves one logit `log sum_h exp` and one mean value per offset, then over the
-offsets for each v. That needs |G|^2 products per pair of pixels where the formula has |G|^3, and no encoding is ever stored for
-a pair of tokens.
+What is big in a score, (h, o) for every (x, g), does not depend on v, and what depends on v not on h. So the softmax is taken
+in two steps, exactly: over h for each offset, which leaves one logit `log sum_h exp` and one mean value per offset, then over
+the offsets for each v. That needs |G|^2 products per pair of pixels where the formula has |G|^3, and no encoding is ever stored
+for a pair of tokens.
 
 Letters: S streams (a head of a sample, at a pixel if attention is local), G elements, P queries and N neighbours of a stream, D
 entries of a key.
@@ -110,8 +110,9 @@ class OffsetEncoding(nn.Module):
 
 @lru_cache
 def turned_offsets(group: Group, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """The offsets `v^-1 o` of a neighbourhood of rows x columns pixels (both odd), each distinct one once: points [U, 2], (x, y) in
-    pixels, float64; and which of them an offset is at an element, [rows * columns, G]. Offsets go row by row from the top left."""
+    """The offsets `v^-1 o` of a neighbourhood of rows x columns pixels (both odd), each distinct one once: points [U, 2],
+    (x, y) in pixels, float64; and which of them an offset is at an element, [rows * columns, G]. Offsets go row by row from
+    the top left."""
     y, x = torch.meshgrid(rows // 2 - torch.arange(rows), torch.arange(columns) - columns // 2, indexing="ij")
     offsets = torch.stack((x, y), dim=-1).flatten(0, 1).double()
     turned = torch.einsum("oi,vij->ovj", offsets, group.matrix)  # rows times R = R^-1 on columns
@@ -180,7 +181,7 @@ class RelativeSelfAttention(nn.Module):
         scale = 1 / math.sqrt(self.in_channels)
         if self.patch_size is None:
             out = attend_map(*inputs, scale)
-        elif torch.jit.is_tracing() or torch.compiler.is_exporting():
+        elif torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
             out = attend_unfolded(*inputs, self.patch_size, scale)
         else:
             out = attend_local(*inputs, self.patch_size, scale)

@@ -89,7 +89,7 @@ def cells(table: PaperTable) -> list[Cell]:
 
 
 def with_rows_beside(table: PaperTable) -> PaperTable:
-    """A table with further rows at its end: models that the paper has in another table, or not at all, on the data of this one."""
+    """A table with further rows at its end: models that the paper has in another table, or not at all, on the same data."""
     rows = dict(table.rows)
     for name, entry in _plan()["beside"].get(table.name, {}).items():
         if "table" in entry:
@@ -99,7 +99,7 @@ def with_rows_beside(table: PaperTable) -> PaperTable:
             rows[name] = replace(row, label=f"{row.label} (Table {source.number})", values=values, note=None)
         else:
             values = dict.fromkeys(table.columns, PaperValue(math.nan, None, "-"))
-            rows[name] = PaperRow(name, f"{entry['label']} (not there)", None, None, {}, values, None)
+            rows[name] = PaperRow(name, f"{entry['label']} (not in the paper)", None, None, {}, values, None)
     return replace(table, rows=rows)
 
 

@@ -44,7 +44,7 @@ def loop(made, x, element_of=None):
     pixels = list(itertools.product(range(height), range(width)))
     for b, head in itertools.product(range(batch), range(made.num_heads)):
         rows = [slice((part * made.num_heads + head) * dim, (part * made.num_heads + head + 1) * dim) for part in range(3)]
-        q, k, val = (lambda g, p, r=r: weight[r] @ x[b, :, g, p[0], p[1]] + bias[r] for r in rows)
+        q, k, val = (lambda g, p, r=r, b=b: weight[r] @ x[b, :, g, p[0], p[1]] + bias[r] for r in rows)
         for p, v in itertools.product(pixels, range(group.order)):
             back = group.matrix[v].T
             total = torch.zeros(dim, dtype=x.dtype)
