@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -266,11 +267,14 @@ def _parts(kind: type[S], q: Tensor, encoding_of: Tensor, size: int) -> Iterator
     """Streams to take at a time, some samples of one head, and the memory for them."""
     batch, heads, dim, order, height, width = q.shape
     count = max(1, CHUNK // (height * width * order * max(dim, encoding_of.shape[1])))
-    for samples in torch.arange(batch).split(-(-batch // -(-batch // count))):  # parts of about the same size
-        part = slice(int(samples[0]), int(samples[-1]) + 1)
-        streams = kind(q[part, 0], encoding_of, size)
+    parts = -(-batch // count)
+    bounds = [batch * i // parts for i in range(parts + 1)]  # of about the same size: most use the same memory
+    streams: S | None = None
+    for start, stop in sorted(pairwise(bounds), key=lambda part: part[1] - part[0]):
+        if streams is None or streams.shape[0] != stop - start:
+            streams = kind(q[start:stop, 0], encoding_of, size)
         for head in range(heads):
-            yield (part, head), streams
+            yield (slice(start, stop), head), streams
 
 
 def _pairs(some: Sequence[Tensor], others: Sequence[Tensor]) -> Products:
