@@ -24,7 +24,18 @@ from revit.groups import Group
 from revit.reproduce.document import COMPLEXITY_FILE, EXPLANATION
 from revit.reproduce.gallery import FIGURES, draw_figure
 from revit.reproduce.paper import PaperTable, paper_tables
-from revit.reproduce.plan import ACCURACY, BUDGETS, Experiment, about, cells, further, overrides, seeds, turns_at_random
+from revit.reproduce.plan import (
+    ACCURACY,
+    BUDGETS,
+    Experiment,
+    about,
+    cells,
+    further,
+    on_request,
+    overrides,
+    seeds,
+    turns_at_random,
+)
 from revit.reproduce.results import read_result, write_result
 from revit.reproduce.tables import NOT_OBTAINED, Line, compare, find_table, further_lines
 from revit.training.recipe import ModelOptions, RecipeError, read_recipe
@@ -87,7 +98,7 @@ def run(words: list[str]) -> int:
             continue
         try:
             if not options.show:
-                runner.obtain(table, rows)
+                runner.obtain(table, rows, named=bool(options.rows))
         except Stopped as stop:
             console.print("stopped; the same command goes on from here", highlight=False)
             return stop.code
@@ -133,9 +144,15 @@ class Runner:
         self.why: dict[Experiment, str] = {}  # why an experiment could not be run
         self._open: dict[str, Dataset] = {}
 
-    def obtain(self, table: PaperTable, rows: list[str]) -> None:
+    def obtain(self, table: PaperTable, rows: list[str], *, named: bool) -> None:
         """Everything that the rows of a table need; what cannot be had is noted and the others go on."""
-        wanted = [experiment for cell in cells(table) if cell.row in rows for experiment in cell.experiments]
+        later = [] if named else on_request(self.budget, table.name)
+        wanted = []
+        for cell in (cell for cell in cells(table) if cell.row in rows):
+            if cell.row in later:
+                self.why |= dict.fromkeys(cell.experiments, f"takes long, --rows {cell.row} obtains it")
+            else:
+                wanted += cell.experiments
         wanted += [experiment for row, experiment in further(table.name) if row in rows]
         for experiment in dict.fromkeys(wanted):
             for seed in range(self.seed_count):

@@ -68,6 +68,11 @@ def overrides(budget: str, recipe: str, dataset: str) -> dict[str, Any]:
     return values
 
 
+def on_request(budget: str, table: str) -> list[str]:
+    """Rows of a table that a budget leaves out unless they are asked for by name."""
+    return list(_plan()["budgets"][budget].get("on_request", {}).get(table, []))
+
+
 def cells(table: PaperTable) -> list[Cell]:
     """Every number of a table, in its order."""
     plan = _plan()

@@ -70,6 +70,17 @@ def test_it_trains_what_is_missing_and_prints_the_comparison(trainings, capsys):
     assert main(["reproduce", "table3a", "--rows", "z2-csa"]) == 0 and trainings.calls == []  # and rows are shared by tables
 
 
+def test_rows_that_take_long_are_obtained_on_request(trainings, capsys):
+    assert main(["reproduce", "table1", "--budget", "smoke"]) == 0
+    assert [words[0] for words in trainings.calls] == ["rotmnist_z2", "rotmnist_p4_44k", "rotmnist_p8_44k"]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not obtained: p4-SA: takes long, --rows p4-sa obtains it" in printed
+    trainings.calls.clear()
+    assert main(["reproduce", "table1", "--rows", "p4-sa"]) == 0
+    assert [words[0] for words in trainings.calls] == ["rotmnist_p4_sa"]
+    assert "p4-SA RotMNIST accuracy (%) 97.30 50.00" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_run_that_is_finished_is_used_again(trainings):
     assert main(["reproduce", "table5", "--rows", "p4"]) == 0
     for path in Path("results").glob("*.json"):
