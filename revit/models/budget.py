@@ -30,12 +30,23 @@ def match_parameters(
     def count(multiple: int) -> int:
         return count_parameters(build(widths(multiple)))
 
-    if (least := count(1)) > budget:
-        raise ValueError(f"no width fits {budget:,} parameters: the narrowest, dims={widths(1)}, has {least:,}")
-    low, high = 1, 2
+    low, least = _narrowest(count, stages[0] // heads[0])
+    if least > budget:
+        raise ValueError(f"no width fits {budget:,} parameters: the narrowest, dims={widths(low)}, has {least:,}")
+    high = 2 * low
     while count(high) <= budget:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if count(middle) <= budget else (low, middle)
     return widths(low), count(low)
+
+
+def _narrowest(count: Callable[[int], int], known: int) -> tuple[int, int]:
+    """The smallest multiple that a model can be built with, at most one that is `known` to work, and its count."""
+    for multiple in range(1, known):
+        try:
+            return multiple, count(multiple)
+        except ValueError:  # too narrow for what the model has to put into a field
+            continue
+    return max(1, known), count(max(1, known))

@@ -26,6 +26,17 @@ def test_stages_keep_their_proportion_and_their_heads():
     assert widths[3] == 8 * widths[0]
 
 
+def test_models_that_cannot_be_narrow():
+    """The keys of G-SA have three parts: six fields are the least, in steps of two."""
+
+    def build(dims):
+        return create_model("gsa_rotmnist", group="p4", dims=dims, num_heads=1)
+
+    assert match_parameters(build, 20, 2, 44_500)[0] % 2 == 0
+    with pytest.raises(ValueError, match="no width fits 100 parameters: the narrowest, dims=6, has"):
+        match_parameters(build, 20, 2, 100)
+
+
 def test_a_budget_that_nothing_fits():
     with pytest.raises(ValueError, match=r"no width fits 100 parameters: the narrowest, dims=2, has [\d,]+"):
         match_parameters(flat, 16, 2, 100)
