@@ -156,7 +156,7 @@ class Runner:
     def obtain(self, table: PaperTable, rows: list[str], *, named: bool) -> None:
         """Everything that the rows of a table need; what cannot be had is noted and the others go on."""
         later = [] if named else on_request(self.budget, table.name)
-        wanted = []
+        wanted: list[Experiment] = []
         for cell in (cell for cell in cells(table) if cell.row in rows):
             if cell.row in later:
                 self.why |= dict.fromkeys(cell.experiments, f"takes long, --rows {cell.row} obtains it")
