@@ -36,12 +36,8 @@ one width of 16 fields in every group, whose parameters would grow from 44K to 1
 models of about 44K parameters each, which are what is compared here. With that one width, the count by parameters is 33.79,
 134.95 and 269.82 M, 16 % above the paper's at each group, and twice the outputs of all layers plus the weights for one image
 are 8.7, 34.5 and 68.9 MB, where the paper has 9.09, 35.84 and 71.72 MB under "total size": an estimate for one image, not a
-measured peak. Memory measured here is the peak of the process for the whole batch. That G-CSA takes half the multiply-adds of
-G-SA is not reproduced by either count with the public G-SA network (5 x 5 neighbours): by parameters G-SA has 13.7, 54.1 and
-108.0 M, which is less than G-CSA and less than the paper's 60.16, 232.49 and 462.29 M. In products really computed it depends
-on the group, because G-SA pairs elements and spatial G-CSA does not: 31, 227 and 866 M for G-SA here, and 30, 419 and 2,457 M
-if every score of Eq. 5 is formed as in its public code, beside 146, 427 and 618 M for G-CSA, most of which is dense 5 x 5
-projections and attention to the whole map."""
+measured peak. Memory measured here is the peak of the process for the whole batch. G-SA was not part
+of this run, so the paper's claim that G-CSA takes half its multiply-adds is not tested here."""
 
 
 def results_page(folder: Path) -> str:
