@@ -124,7 +124,7 @@ WRONG = [
     (["eval", "nowhere"], "nowhere: no run with a checkpoint 'best' here; train one with `revit train`"),
     (["eval"], "no run under runs/"),
     (["eval", "--split", "all"], "--split"),
-    (["models", "mobilenet"], "no model has 'resnet' in its name"),
+    (["models", "mobilenet"], "no model has 'mobilenet' in its name"),
     (["models", "--group", "q4"], "q4"),
     (["data", "mnist"], "unknown dataset 'mnist'; did you mean rotmnist"),
     (["data", "folder"], "folder needs its folder"),
