@@ -135,6 +135,8 @@ def _gsa(
     group = Group.parse(group)
     if neighbourhood not in ("local", "global"):
         raise ValueError(f"unknown neighbourhood {neighbourhood!r} for relative positions; choose local, global")
+    if window_size < 1 or window_size % 2 == 0:
+        raise ValueError(f"window_size must be odd and >= 1 for local attention, got {window_size}")
     (width,) = widths(dims, 1)
     if width % 2 or width < 6:
         raise ValueError(f"attention has half of the fields as keys, of three parts: dims must be even and >= 6, got {width}")

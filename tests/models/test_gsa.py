@@ -107,10 +107,12 @@ def test_dropout_is_off_in_evaluation():
     assert torch.equal(model(x), model(x))
 
 
-def test_windows_are_refused():
+def test_windows_and_even_neighbourhoods_are_refused():
     message = "unknown neighbourhood 'window' for relative positions; choose local, global"
     with pytest.raises(ValueError, match=re.escape(message)):
         create_model("gsa_rotmnist", neighbourhood="window")
+    with pytest.raises(ValueError, match="window_size must be odd and >= 1 for local attention, got 4"):
+        create_model("gsa_rotmnist", window_size=4)
 
 
 @pytest.mark.parametrize("dims", [7, 4])
