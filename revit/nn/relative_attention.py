@@ -173,19 +173,22 @@ class RelativeSelfAttention(nn.Module):
         else:
             check_features(x, self.in_channels, self.group)
         height, width = x.shape[-2:]
-        q, k, v = self.qkv(x).unflatten(1, (3, self.num_heads, self.mid_channels)).unbind(1)  # [B, heads, D, G, H, W] each
+        exact = torch.promote_types(self.qkv.weight.dtype, torch.float32)  # scores are not taken in half precision
+        parts = self.qkv(x).to(exact).unflatten(1, (3, self.num_heads, self.mid_channels))
+        q, k, v = parts.unbind(1)  # [B, heads, D, G, H, W] each
         points, encoding_of = turned_offsets(self.group, *self._sides(height, width))
         reach = max(1, (max(height, width) - 1) if self.patch_size is None else self.patch_size // 2)
-        encodings, encoding_of = self._encode(points.to(q) / reach), encoding_of.to(q.device)
+        encodings, encoding_of = self._encode(points.to(q) / reach).to(exact), encoding_of.to(q.device)
         inputs = (q, k, v, encodings, self._relative_elements(q), encoding_of)
         scale = 1 / math.sqrt(self.in_channels)
-        if self.patch_size is None:
-            out = attend_map(*inputs, scale)
-        elif torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
-            out = attend_unfolded(*inputs, self.patch_size, scale)
-        else:
-            out = attend_local(*inputs, self.patch_size, scale)
-        return self.proj(out.flatten(1, 2))
+        with torch.autocast(x.device.type, enabled=False):
+            if self.patch_size is None:
+                out = attend_map(*inputs, scale)
+            elif torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
+                out = attend_unfolded(*inputs, self.patch_size, scale)
+            else:
+                out = attend_local(*inputs, self.patch_size, scale)
+        return self.proj(out.flatten(1, 2).to(x.dtype))
 
     def _sides(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of all offsets from a pixel."""
@@ -203,7 +206,7 @@ class RelativeSelfAttention(nn.Module):
         if self.elements is None:
             return like.new_zeros(1, 1, self.mid_channels)
         relative = self.group.product[self.group.inverse].to(like.device)  # [g, h]: g^-1 h
-        return F.pad(self.elements[relative], (self.mid_channels - self.elements.shape[1], 0))
+        return F.pad(self.elements[relative].to(like), (self.mid_channels - self.elements.shape[1], 0))
 
     def extra_repr(self) -> str:
         where = "the whole map" if self.patch_size is None else f"{self.patch_size} x {self.patch_size}"

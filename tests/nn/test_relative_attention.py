@@ -192,6 +192,18 @@ def test_products_grow_with_the_square_of_the_group():
     assert counts[1] / counts[0] < 4.6
 
 
+@pytest.mark.parametrize("patch_size", [3, None])
+def test_half_precision_is_near_and_trains(patch_size):
+    made = layer("p4", patch_size=patch_size).float()
+    x = image_or_map(made, 5, 5).float()
+    exact = made(x).detach()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = made(x)
+    out.float().square().sum().backward()
+    assert (out.float() - exact).abs().max() < 0.05 * exact.abs().max()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in made.parameters())
+
+
 def test_every_parameter_gets_a_gradient():
     made = layer("p4m")
     made(image_or_map(made, 5, 5)).square().sum().backward()
