@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from revit.exactness import Sampling
 from revit.groups import Group
-from revit.models.features import features_by_name
 from revit.models.input_size import check_images
 from revit.models.registry import register_model
 from revit.models.revit import per_stage, positive
-from revit.models.vit import Block, check_heads, check_plain, classifier, start_small
+from revit.models.tokens import Block, TokenTransformer, as_map, check_heads, check_plain, classifier, start_small
 from revit.nn.dropout import check_rate
 
 
@@ -84,7 +83,7 @@ class ConvAttention(nn.Module):
         self.proj, self.drop = nn.Linear(dim, dim), nn.Dropout(dropout)
 
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
-        token, grid = x[:, : -height * width], _as_map(x, (height, width))  # [B, 1 or 0, D], [B, D, H, W]
+        token, grid = x[:, : -height * width], as_map(x, (height, width))  # [B, 1 or 0, D], [B, D, H, W]
 
         def project(conv: nn.Module, linear: nn.Module) -> Tensor:
             tokens = torch.cat((token, conv(grid).flatten(2).transpose(1, 2)), dim=1)
@@ -106,7 +105,7 @@ class Stage(nn.Module):
         self.embed, self.blocks = embed, nn.ModuleList(blocks)
 
 
-class CvT(nn.Module):
+class CvT(TokenTransformer):
     """Convolutional vision transformer: images [B, in_chans, H, W] -> logits [B, num_classes], equivariant to nothing.
 
     `dims`, `depths` and `num_heads` have one entry for each stage; as they stand they are CvT-13 (19,997,480 parameters).
@@ -114,6 +113,8 @@ class CvT(nn.Module):
     keys and values. `pool` is what the classifier reads: a class `token`, which the last stage adds, or the `mean` over the
     positions. `group` is there because every model takes one; it can only be z2.
     """
+
+    kind = "a CvT"
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class CvT(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        self.group = check_plain("a CvT", group, pool)
+        self.group = check_plain(self.kind, group, pool)
         dims, depths, heads = per_stage(dims=dims, depths=depths, num_heads=num_heads)
         for name, value in (("in_chans", in_chans), ("stride", stride), ("kv_stride", kv_stride)):
             if len(positive(name, value)) > 1:
@@ -168,12 +169,12 @@ class CvT(nn.Module):
 
         def keep(name: str, tokens: Tensor) -> Tensor:
             if features is not None:
-                features[name] = _as_map(tokens, size)
+                features[name] = as_map(tokens, size)
             return tokens
 
         for i, stage in enumerate(self.stages):
             if i > 0:
-                x = _as_map(x, size)
+                x = as_map(x, size)
             size, x = stage.embed.output_size(*size), stage.embed(x)
             if i == 0:
                 keep("lift", x)
@@ -182,18 +183,6 @@ class CvT(nn.Module):
             for j, block in enumerate(stage.blocks):
                 x = keep(f"stages.{i}.blocks.{j}", block(x, *size))
         return keep("pre_class", self.norm(x))
-
-    def forward_head(self, x: Tensor, *, pre_logits: bool = False) -> Tensor:
-        """Tokens -> logits [B, num_classes], or what the classifier reads [B, D] with `pre_logits`."""
-        x = x[:, 0] if self.pool == "token" else x.mean(dim=1)
-        return x if pre_logits else self.head(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
-
-    def named_features(self, x: Tensor) -> dict[str, Tensor]:
-        """Every map by name, from `lift` to `pre_class`, then `logits`."""
-        return features_by_name(self, x)
 
     def check_input_size(self, height: int, width: int | None = None) -> dict[str, tuple[int, int]]:
         """The size of the map after each embedding; raises `ValueError` below the minimum size."""
@@ -205,31 +194,6 @@ class CvT(nn.Module):
         for i, stage in enumerate(self.stages):
             sizes[f"stages.{i}.embed"] = size = stage.embed.output_size(*size)
         return sizes
-
-    @property
-    def num_classes(self) -> int:
-        return self.head.out_features if isinstance(self.head, nn.Linear) else 0
-
-    def get_classifier(self) -> nn.Module:
-        """The last linear layer (`nn.Identity` without classes)."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int) -> None:
-        """A fresh classifier for another number of classes; 0 makes the model return its features [B, D]."""
-        self.head = classifier(self.num_features, num_classes).to(self.norm.weight).train(self.training)
-
-    def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay should leave alone: norms, biases and the class token."""
-        return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1 or name == "cls_token"}
-
-    @property
-    def feature_info(self) -> list[dict[str, Any]]:
-        raise ValueError("features_only needs a model on a group; a CvT gives its maps by named_features")
-
-
-def _as_map(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The map [B, D, H, W] of the last H*W of the tokens [B, N, D]."""
-    return tokens[:, -size[0] * size[1] :].transpose(1, 2).unflatten(2, size)
 
 
 @register_model

@@ -16,14 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revit.groups import Group
-from revit.models.features import features_by_name
 from revit.models.input_size import check_images
 from revit.models.registry import register_model
 from revit.models.revit import positive
+from revit.models.tokens import Block, TokenTransformer, as_map, check_heads, check_plain, classifier, start_small
 from revit.nn.block import run_checkpointed
-from revit.nn.dropout import DropPath, check_rate
-
-POOLS = ("token", "mean")
+from revit.nn.dropout import check_rate
 
 
 class Attention(nn.Module):
@@ -44,27 +42,7 @@ class Attention(nn.Module):
         return 2 * tokens**2 * dim
 
 
-class Block(nn.Module):
-    """`x = x + attn(norm(x))`, then `x = x + mlp(norm(x))`, on tokens [B, N, D]; `size` goes to the attention, if it asks."""
-
-    def __init__(self, dim: int, attn: nn.Module, *, mlp_ratio: float, dropout: float, drop_path: float) -> None:
-        super().__init__()
-        hidden = int(dim * mlp_ratio)
-        if hidden < 1:
-            raise ValueError(f"mlp_ratio={mlp_ratio!r} leaves no hidden channel of {dim}; choose at least {1 / dim:g}")
-        self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
-        self.attn = attn
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
-        )
-        self.drop_path = DropPath(drop_path)
-
-    def forward(self, x: Tensor, *size: int) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), *size))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
-
-
-class ViT(nn.Module):
+class ViT(TokenTransformer):
     """Plain vision transformer: images [B, in_chans, H, W] -> logits [B, num_classes], equivariant to nothing.
 
     `dims` is the width of the tokens, `depths` the number of blocks. The table of positions has one entry for each patch of an
@@ -72,6 +50,8 @@ class ViT(nn.Module):
     is what the classifier reads: the class `token`, or the `mean` over the patches (then there is no class token). `group` is
     there because every model takes one; it can only be z2.
     """
+
+    kind = "a plain ViT"
 
     def __init__(
         self,
@@ -91,7 +71,7 @@ class ViT(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        self.group = check_plain("a plain ViT", group, pool)
+        self.group = check_plain(self.kind, group, pool)
         dim, depth, heads = (_one(name, v) for name, v in (("dims", dims), ("depths", depths), ("num_heads", num_heads)))
         check_heads(dim, heads)
         self.in_chans, self.patch_size = _one("in_chans", in_chans), _one("patch_size", patch_size)
@@ -121,7 +101,7 @@ class ViT(nn.Module):
 
         def keep(name: str, tokens: Tensor) -> Tensor:
             if features is not None:
-                features[name] = tokens[:, -size[0] * size[1] :].transpose(1, 2).unflatten(2, size)
+                features[name] = as_map(tokens, size)
             return tokens
 
         patches = self.patch_embed(x)  # [B, D, H', W']
@@ -134,18 +114,6 @@ class ViT(nn.Module):
             tokens = run_checkpointed(block, tokens) if self.grad_checkpointing and self.training else block(tokens)
             keep(f"blocks.{i}", tokens)
         return keep("pre_class", self.norm(tokens))
-
-    def forward_head(self, x: Tensor, *, pre_logits: bool = False) -> Tensor:
-        """Tokens -> logits [B, num_classes], or what the classifier reads [B, D] with `pre_logits`."""
-        x = x[:, 0] if self.pool == "token" else x.mean(dim=1)
-        return x if pre_logits else self.head(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
-
-    def named_features(self, x: Tensor) -> dict[str, Tensor]:
-        """Every map by name, from `lift` to `pre_class`, then `logits`."""
-        return features_by_name(self, x)
 
     def check_input_size(self, height: int, width: int | None = None) -> dict[str, tuple[int, int]]:
         """The size of the map after the patch embedding; raises `ValueError` where the patches do not cover the image."""
@@ -170,30 +138,9 @@ class ViT(nn.Module):
             return self.pos_embed
         return F.interpolate(self.pos_embed, size, mode="bicubic", antialias=True)
 
-    @property
-    def num_classes(self) -> int:
-        return self.head.out_features if isinstance(self.head, nn.Linear) else 0
-
-    def get_classifier(self) -> nn.Module:
-        """The last linear layer (`nn.Identity` without classes)."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int) -> None:
-        """A fresh classifier for another number of classes; 0 makes the model return its features [B, D]."""
-        self.head = classifier(self.num_features, num_classes).to(self.pos_embed).train(self.training)
-
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trades time for memory in training: blocks are computed again in the backward pass."""
         self.grad_checkpointing = enable
-
-    def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay should leave alone: norms, biases, positions and the class token."""
-        embeddings = ("pos_embed", "cls_token")
-        return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1 or name in embeddings}
-
-    @property
-    def feature_info(self) -> list[dict[str, Any]]:
-        raise ValueError("features_only needs a model on a group; a plain ViT gives its maps by named_features")
 
 
 def _one(name: str, value: int | Sequence[int]) -> int:
@@ -201,38 +148,6 @@ def _one(name: str, value: int | Sequence[int]) -> int:
     if len(values) > 1:
         raise ValueError(f"a plain ViT has one stage, got {name}={values}")
     return values[0]
-
-
-def check_plain(model: str, group: Group | str, pool: str) -> Group:
-    group = Group.parse(group)
-    if group.order > 1:
-        raise ValueError(f"{model} is not equivariant: its group is z2, got {group}; REViT and G-CNN models take it")
-    if pool not in POOLS:
-        raise ValueError(f"unknown pool {pool!r}; choose {', '.join(POOLS)}")
-    return group
-
-
-def check_heads(dim: int, heads: int) -> None:
-    if dim % heads:
-        divisors = ", ".join(str(n) for n in range(1, dim + 1) if dim % n == 0)
-        raise ValueError(f"num_heads={heads} does not divide the {dim} channels; choose {divisors}")
-
-
-def classifier(dim: int, num_classes: int) -> nn.Module:
-    if num_classes < 0:
-        raise ValueError(f"a head needs num_classes >= 0, got {num_classes}")
-    return nn.Linear(dim, num_classes) if num_classes else nn.Identity()
-
-
-def start_small(model: nn.Module, *embeddings: nn.Parameter | None) -> None:
-    """Linear layers and embeddings start from a normal distribution of deviation 0.02, biases from zero."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=0.02)
-            nn.init.zeros_(module.bias)
-    for embedding in embeddings:
-        if embedding is not None:
-            nn.init.trunc_normal_(embedding, std=0.02)
 
 
 @register_model
