@@ -12,7 +12,7 @@ from revit.models import GCNN, create_model
 from revit.models.attentive_gcnn import PCAM_SPATIAL
 from revit.models.budget import match_parameters
 from revit.nn.attentive import AttentiveConv, FeatureAttentiveConv
-from tests.models.test_models import GENERATORS, count, relative_errors
+from tests.models.networks import assert_exact, count, relative_errors, warmed
 
 ALPHA, ALPHA_F = "attentive_gcnn_rotmnist", "attentive_gcnn_pcam"
 NAMES = [ALPHA, ALPHA_F]
@@ -21,15 +21,6 @@ SIZES = {ALPHA: ((28, 28), (31, 29)), ALPHA_F: ((96, 96), (67, 70))}
 
 def narrow(name, group, **options):
     return create_model(name, **{"group": group, "in_chans": 2, "num_classes": 3, "dims": 2, **options})
-
-
-def warmed(name, group, size, **options):
-    """A narrow model in float64, in eval mode, with running statistics of a batch like the one returned."""
-    model = narrow(name, group, **options).double()
-    x = torch.randn(2, 2, *size, dtype=torch.float64)
-    with torch.no_grad():
-        model(x)
-    return model.eval(), x
 
 
 @pytest.mark.parametrize(
@@ -62,17 +53,12 @@ def test_default_sizes_are_the_p4_networks():
 @pytest.mark.parametrize("name", NAMES)
 def test_exact(name, group):
     """float64 errors of features and logits <= 1e-10 relative; off the square and at odd sizes, in training too."""
-    for size in SIZES[name]:
-        model, x = warmed(name, group, size)
-        with torch.no_grad():
-            for training in (False, True) if size == SIZES[name][1] else (False,):
-                errors = relative_errors(model.train(training), x, group, GENERATORS[group])
-                assert max(errors.values()) <= 1e-10, (size, training, errors)
+    assert_exact(lambda: narrow(name, group), group, SIZES[name], in_training=SIZES[name][1])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_p8_is_exact_for_quarter_turns(name):
-    model, x = warmed(name, "p8", (27, 27) if name == ALPHA else (65, 65))
+    model, x = warmed(narrow(name, "p8"), (27, 27) if name == ALPHA else (65, 65))
     with torch.no_grad():
         assert max(relative_errors(model, x, "p8", [2]).values()) <= 1e-10
         assert max(relative_errors(model, x, "p8", [1]).values()) > 1e-3
@@ -109,7 +95,7 @@ def test_shapes_and_gradients(name, group, norm):
     [(ALPHA, 28, [26, 12, 10, 8, 6, 4]), (ALPHA_F, 96, [94, 92, 46, 44, 22, 20, 10, 8, 4, 2, 2])],
 )
 def test_named_features_have_the_published_sizes(name, size, sides):
-    model, x = warmed(name, "p4", (size, size))
+    model, x = warmed(narrow(name, "p4"), (size, size))
     with torch.no_grad():
         features = model.named_features(x)
     maps = ["lift", *(f"layers.{i}" for i in range(1, len(sides)))]
@@ -134,7 +120,7 @@ def test_dropout_follows_the_published_layers():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_classifier_can_be_replaced(name):
-    model, x = warmed(name, "p4", (27, 27) if name == ALPHA else (65, 65))
+    model, x = warmed(narrow(name, "p4"), (27, 27) if name == ALPHA else (65, 65))
     attentive = type(model.get_classifier())
     assert isinstance(model, GCNN) and attentive in (AttentiveConv, FeatureAttentiveConv)
     copied = copy.deepcopy(model)
@@ -156,7 +142,7 @@ def test_features_only_and_parameter_budgets():
 
 
 def test_weights_go_round(tmp_path):
-    model, x = warmed(ALPHA, "p4", (27, 27))
+    model, x = warmed(narrow(ALPHA, "p4"), (27, 27))
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     other = narrow(ALPHA, "p4").double().eval()
     other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))

@@ -9,7 +9,7 @@ from revit.equivariance import equivariance_error
 from revit.evaluation.complexity import count_macs, measured_macs
 from revit.models import create_model
 from revit.models.cvt import CvT
-from tests.models.test_models import count
+from tests.models.networks import count
 
 SMALL = {"in_chans": 2, "num_classes": 3, "dims": (8, 12), "depths": (1, 2), "num_heads": (2, 3)}
 

@@ -1,6 +1,5 @@
 """The G-CNN baselines: published sizes, exactness, and what the published strides break."""
 
-import re
 import warnings
 
 import pytest
@@ -13,7 +12,7 @@ from revit.exactness import EquivarianceError
 from revit.groups import Group
 from revit.models import GCNN, create_model
 from revit.models.gcnn import HalvingConv, HalvingPool
-from tests.models.test_models import GENERATORS, count, relative_errors
+from tests.models.networks import assert_exact, count, errors_of_inexact, relative_errors, warmed
 
 NAMES = ["gcnn_rotmnist", "gcnn_cifar", "gcnn_pcam"]
 SIZES = {"gcnn_rotmnist": (28, 32, 96), "gcnn_cifar": (28, 32, 96), "gcnn_pcam": (96,)}
@@ -22,15 +21,6 @@ ODD_SIZES = {"gcnn_rotmnist": (31, 29), "gcnn_cifar": (13, 30), "gcnn_pcam": (67
 
 def narrow(name, group, **options):
     return create_model(name, **{"group": group, "in_chans": 2, "num_classes": 3, "dims": 3, **options})
-
-
-def warmed(name, group, size, **options):
-    """A narrow model in float64, in eval mode, with running statistics of a batch like the one returned."""
-    model = narrow(name, group, **options).double()
-    x = torch.randn(2, 2, *size, dtype=torch.float64)
-    with torch.no_grad():
-        model(x)
-    return model.eval(), x
 
 
 @pytest.mark.parametrize(
@@ -63,33 +53,25 @@ def test_default_sizes_are_the_p4_networks():
 @pytest.mark.parametrize("name", NAMES)
 def test_exact(name, group):
     """float64 errors of features and logits <= 1e-10 relative; off the square and at odd sizes, in training too."""
-    for size in [*((side, side) for side in SIZES[name]), ODD_SIZES[name]]:
-        model, x = warmed(name, group, size, dims=2)
-        with torch.no_grad():
-            for training in (False, True) if size == ODD_SIZES[name] else (False,):
-                errors = relative_errors(model.train(training), x, group, GENERATORS[group])
-                assert max(errors.values()) <= 1e-10, (size, training, errors)
+    sizes = [*((side, side) for side in SIZES[name]), ODD_SIZES[name]]
+    assert_exact(lambda: narrow(name, group, dims=2), group, sizes, in_training=ODD_SIZES[name])
 
 
 @pytest.mark.parametrize("group", ["z2m", "p4", "p4m"])
 def test_published_strides_are_not_exact(group):
     """The guard: the same test must fail with the published strides at 32 pixels, and pass at 33, where they are exact."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model, x = warmed("gcnn_cifar_paper", group, (32, 32))
-        errors = relative_errors(model, x, group, [1])
-    sides = [re.search(rf"not {group} equivariant at (?:height|width) (\d+)", str(warning.message))[1] for warning in caught]
+    errors, sides = errors_of_inexact(lambda: narrow("gcnn_cifar_paper", group), group, 32)
     assert sides == ["32", "16"]  # each strided layer once
     assert errors["lift"] < 1e-10 and errors["pre_class"] > 1e-3 and errors["logits"] > 1e-3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model, x = warmed("gcnn_cifar_paper", group, (33, 33))
+        model, x = warmed(narrow("gcnn_cifar_paper", group), (33, 33))
         assert max(relative_errors(model, x, group, [1]).values()) < 1e-10
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_p8_is_exact_for_quarter_turns(name):
-    model, x = warmed(name, "p8", (SIZES[name][0],) * 2)
+    model, x = warmed(narrow(name, "p8"), (SIZES[name][0],) * 2)
     errors = equivariance_error(model, x, "p8", relative=True)
     assert errors[::2].max() < 1e-10 and errors[1::2].min() > 1e-3
 
@@ -115,7 +97,7 @@ def test_shapes_and_gradients(name, group, norm):
     ],
 )
 def test_named_features_have_the_published_sizes(name, size, sides):
-    model, x = warmed(name, "p4", (size, size))
+    model, x = warmed(narrow(name, "p4"), (size, size))
     with torch.no_grad():
         features = model.named_features(x)
     maps = ["lift", *(f"layers.{i}" for i in range(1, len(sides)))]
@@ -130,14 +112,14 @@ def test_named_features_have_the_published_sizes(name, size, sides):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_foretold_are_those_computed(name):
-    model, x = warmed(name, "p4", ODD_SIZES[name])
+    model, x = warmed(narrow(name, "p4"), ODD_SIZES[name])
     features = model.named_features(x)
     assert all(tuple(features[key].shape[-2:]) == size for key, size in model.check_input_size(*ODD_SIZES[name]).items())
 
 
 def test_seven_layers_against_plain_convolutions():
     """With z2 the network is the one that Cohen and Welling call Z2CNN, written with `F.conv2d`."""
-    model, x = warmed("gcnn_rotmnist", "z2", (28, 28))
+    model, x = warmed(narrow("gcnn_rotmnist", "z2"), (28, 28))
     expected = x
     for i, layer in enumerate(model.layers):
         weight = layer.conv.weight if i == 0 else layer.conv.weight[:, :, 0]
@@ -172,7 +154,7 @@ def test_halving_pool_is_the_usual_one_at_even_sizes():
 
 
 def test_a_dense_block_keeps_what_it_was_given():
-    model, x = warmed("gcnn_pcam", "p4", (65, 65))
+    model, x = warmed(narrow("gcnn_pcam", "p4"), (65, 65))
     features = model.named_features(x)
     assert torch.equal(features["layers.1"][:, 3:], features["lift"][..., 1:-1, 1:-1])
     assert features["layers.1"].shape[1] == 6 and features["pre_class"].shape[1] == 18
@@ -202,7 +184,7 @@ def test_dropout_follows_the_published_layers():
 
 
 def test_classifier_can_be_replaced():
-    model, x = warmed("gcnn_rotmnist", "p4", (28, 28))
+    model, x = warmed(narrow("gcnn_rotmnist", "p4"), (28, 28))
     assert model.get_classifier().out_channels == 3
     model.reset_classifier(5)
     assert model(x).shape == (2, 5) and model.num_classes == 5 and not model.head.training

@@ -7,7 +7,7 @@ import torch
 
 from revit.evaluation.complexity import count_macs, measured_macs
 from revit.models import create_model
-from tests.models.test_models import GENERATORS, count, relative_errors
+from tests.models.networks import GENERATORS, count, relative_errors
 
 NAMES = ["gsa_rotmnist", "gsa_cifar", "gsa_pcam"]
 SIZES = {"gsa_rotmnist": (28, 28), "gsa_cifar": (32, 32), "gsa_pcam": (96, 96)}

@@ -9,10 +9,10 @@ import warnings
 import pytest
 import torch
 
-from revit.actions import act_on_features, act_on_plane
 from revit.equivariance import equivariance_error
 from revit.exactness import EquivarianceError
 from revit.models import FeatureMaps, REViT, create_model, list_models, register_model
+from tests.models.networks import GENERATORS, count, relative_errors
 
 NOT_EQUIVARIANT = {"vit_tiny", "vit_small_patch16", "cvt_tiny"}
 """Baselines without a group, of which `test_vit.py` and `test_cvt.py` ask the opposite."""
@@ -26,26 +26,8 @@ EQUIVARIANT = {
 MODELS = [name for name in list_models() if name not in NOT_EQUIVARIANT | EQUIVARIANT]
 OURS = [name for name in MODELS if not name.endswith("_paper")]
 PAPER = [name for name in MODELS if name.endswith("_paper")]
-GENERATORS = {"z2": [0], "z2m": [0, 1], "p4": [1], "p4m": [1, 4]}
 LARGE = ("revit_hier_medium", "revit_hier_base")
 """Their banks take gigabytes in float64: `make test-slow` runs them in full."""
-
-
-def count(model):
-    return sum(p.numel() for p in model.parameters())
-
-
-def relative_errors(model, x, group, elements):
-    """Largest relative error of features and logits over elements, from separate passes (train mode keeps its own batch)."""
-    upright = model.named_features(x)
-    worst = dict.fromkeys(("lift", "pre_class", "logits"), 0.0)
-    for g in elements:
-        turned = model.named_features(act_on_plane(x, group, g).contiguous())
-        for name in worst:
-            expected = upright[name] if name == "logits" else act_on_features(upright[name], group, g)
-            error = (turned[name] - expected).abs().max() / expected.abs().max()
-            worst[name] = max(worst[name], error.item())
-    return worst
 
 
 def test_names():

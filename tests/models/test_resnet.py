@@ -1,6 +1,5 @@
 """RE-ResNet: ResNet itself on the trivial group, exactness on the others, and what the usual strides break."""
 
-import re
 import warnings
 from itertools import pairwise
 
@@ -15,7 +14,7 @@ from revit.exactness import EquivarianceError
 from revit.groups import Group
 from revit.models import GCNN, create_model
 from revit.models.resnet import LinearHead, OddPool, ResidualBlock
-from tests.models.test_models import GENERATORS, count, relative_errors
+from tests.models.networks import assert_exact, count, errors_of_inexact, relative_errors, warmed
 
 NARROW = {"in_chans": 2, "num_classes": 3, "dims": 2, "depths": (1, 2, 1, 1)}
 PLAIN = {"group": "z2", "dims": 64}
@@ -24,15 +23,6 @@ RESNET18 = {"depths": (2, 2, 2, 2), "bottleneck": False}
 
 def narrow(name, group, **options):
     return create_model(name, group=group, **{**NARROW, **options})
-
-
-def warmed(name, group, size, **options):
-    """A narrow model in float64, in eval mode, with running statistics of a batch like the one returned."""
-    model = narrow(name, group, **options).double()
-    x = torch.randn(2, 2, *size, dtype=torch.float64)
-    with torch.no_grad():
-        model(x)
-    return model.eval(), x
 
 
 def test_parameter_counts():
@@ -76,16 +66,12 @@ def test_cost_by_formula_is_the_cost_counted(name, size, group):
 )
 def test_exact(name, size, options, group):
     """float64 errors of features and logits <= 1e-10 relative, also off the square and at odd sizes, in training too."""
-    model, x = warmed(name, group, size, **options)
-    with torch.no_grad():
-        for training in (False, True):
-            errors = relative_errors(model.train(training), x, group, GENERATORS[group])
-            assert max(errors.values()) <= 1e-10, (training, errors)
+    assert_exact(lambda: narrow(name, group, **options), group, [size], in_training=size)
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_every_element_of_p4m(norm):
-    model, x = warmed("re_resnet", "p4m", (45, 50), norm=norm)
+    model, x = warmed(narrow("re_resnet", "p4m", norm=norm), (45, 50))
     assert equivariance_error(model, x, "p4m", relative=True).max() <= 1e-10
     assert equivariance_error(model.forward_features, x, "p4m", relative=True).max() <= 1e-10
 
@@ -93,29 +79,25 @@ def test_every_element_of_p4m(norm):
 @pytest.mark.parametrize("group", ["z2m", "p4", "p4m"])
 def test_usual_strides_are_not_exact(group):
     """The guard: the same test must fail with the usual strides at 96 pixels, and pass at 97, where they are exact."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model, x = warmed("re_resnet_paper", group, (96, 96))
-        errors = relative_errors(model, x, group, [1])
-    sides = [re.search(rf"not {group} equivariant at (?:height|width) (\d+)", str(warning.message))[1] for warning in caught]
+    errors, sides = errors_of_inexact(lambda: narrow("re_resnet_paper", group), group, 96)
     assert sides == ["96", "48", *(side for side in ("24", "12", "6") for _ in range(2))]  # each strided layer once
     assert min(errors.values()) > 1e-3, errors
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model, x = warmed("re_resnet_paper", group, (97, 97))
+        model, x = warmed(narrow("re_resnet_paper", group), (97, 97))
         assert max(relative_errors(model, x, group, [1]).values()) <= 1e-10
 
 
 def test_usual_strides_at_the_size_of_imagenet():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        model, x = warmed("re_resnet_paper", "p4m", (224, 224), dims=1, depths=(1, 1, 1, 1))
+        model, x = warmed(narrow("re_resnet_paper", "p4m", dims=1, depths=(1, 1, 1, 1)), (224, 224))
         errors = relative_errors(model, x, "p4m", [1])
     assert min(errors.values()) > 1e-3, errors
 
 
 def test_p8_is_exact_for_quarter_turns():
-    model, x = warmed("re_resnet", "p8", (33, 33))
+    model, x = warmed(narrow("re_resnet", "p8"), (33, 33))
     errors = equivariance_error(model, x, "p8", relative=True)
     assert errors[::2].max() <= 1e-10 and errors[1::2].min() > 1e-3
 
@@ -134,7 +116,7 @@ def normed(norm, x):
 @pytest.mark.parametrize("size", [(64, 64), (45, 58)])
 def test_against_plain_convolutions(bottleneck, size):
     """On the trivial group and with the usual strides the network is a ResNet, written with `F.conv2d`."""
-    model, x = warmed("re_resnet_paper", "z2", size, bottleneck=bottleneck, num_classes=4)
+    model, x = warmed(narrow("re_resnet_paper", "z2", bottleneck=bottleneck, num_classes=4), size)
     stem, *stages = model.layers
     expected = normed(stem.norm[0], F.conv2d(x, plain_weight(stem.conv), stride=2, padding=3)).relu()
     expected = F.max_pool2d(expected, 3, stride=2, padding=1)
@@ -244,7 +226,7 @@ def test_one_width_doubles_from_stage_to_stage():
 
 
 def test_classifier_can_be_replaced():
-    model, x = warmed("re_resnet_small", "p4", (16, 16))
+    model, x = warmed(narrow("re_resnet_small", "p4"), (16, 16))
     assert model.get_classifier().out_features == 3
     model.reset_classifier(5)
     assert model(x).shape == (2, 5) and model.num_classes == 5 and not model.head.training

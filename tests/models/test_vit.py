@@ -7,7 +7,7 @@ from torch import nn
 
 from revit.equivariance import equivariance_error
 from revit.models import ViT, create_model
-from tests.models.test_models import count
+from tests.models.networks import count
 
 SMALL = {"in_chans": 2, "num_classes": 3, "dims": 8, "depths": 2}
 

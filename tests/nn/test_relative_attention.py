@@ -148,6 +148,37 @@ def test_the_loop_over_offsets_equals_unfolded_neighbours(size):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+@pytest.fixture
+def threads():
+    """Sets the number of threads, and sets it back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_any_number_of_threads_gives_the_same(monkeypatch, threads):
+    monkeypatch.setattr(local_attention, "CHUNK", 1)  # a part for each sample and head
+    *tensors, encoding_of = inputs(3, 2, 4, 3, 3, 4, 5)
+    results = []
+    for count in (1, 2, 3, 16):
+        threads(count)
+        out = attend_local(*tensors, encoding_of, 3, 0.7)
+        results.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
+        assert torch.get_num_threads() == count
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_an_error_in_a_thread_is_raised(monkeypatch, threads):
+    threads(2)
+    monkeypatch.setattr(local_attention.Streams, "mean", lambda self: 1 / 0)
+    *tensors, encoding_of = inputs(2, 2, 2, 3, 3, 3, 3)
+    with pytest.raises(ZeroDivisionError):
+        attend_local(*tensors, encoding_of, 3, 0.7)
+    assert torch.get_num_threads() == 2
+
+
 def test_custom_operator_is_well_formed():
     *tensors, encoding_of = inputs(2, 2, 2, 3, 3, 3, 3)
     torch.library.opcheck(torch.ops.revit.local_attention.default, (*tensors, encoding_of, 3, 0.7))
