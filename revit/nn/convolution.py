@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from revit.exactness import Sampling, StrideGuard
 from revit.groups import Group
+from revit.nn import fourier
 from revit.nn.filter_bank import TurnedFilters
+
+ALGORITHMS = ("dense", "fourier")
 
 
 class LiftingConv(nn.Module):
@@ -136,18 +139,26 @@ class GroupLinear(nn.Module):
     r"""1x1 group convolution: `out(x, g) = sum_{i, h} W[o, i, g^-1 h] F_i(x, h)`, one matrix product at each position.
 
     [B, C_in, G, H, W] -> [B, C_out, G, H, W]. Weight [C_out, C_in, G, 1, 1]: one number for each pair of fields and
-    relative element, exact for every group.
+    relative element, exact for every group. `algorithm` changes the cost and nothing else: `dense` multiplies the expanded
+    bank, `fourier` the blocks of `revit.nn.fourier`, which pays for many fields and large groups.
     """
 
-    def __init__(self, group: Group | str, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
+    def __init__(
+        self, group: Group | str, in_channels: int, out_channels: int, *, bias: bool = True, algorithm: str = "dense"
+    ) -> None:
         super().__init__()
         self.group = Group.parse(group)
         self.in_channels, self.out_channels = check_fields(in_channels, out_channels)
+        if algorithm not in ALGORITHMS:
+            raise ValueError(f"unknown algorithm {algorithm!r}; choose {', '.join(ALGORITHMS)}")
+        self.algorithm = algorithm
         self.filters = TurnedFilters(self.group, out_channels, in_channels, 1, filters="free", lifting=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def multiply_adds(self, height: int, width: int) -> int:
-        """Products for a map of this size, of one image: |G|^2 C_in C_out H W."""
+        """Products for a map of this size, of one image: |G|^2 C_in C_out H W, or fewer in the Fourier basis."""
+        if self.algorithm == "fourier":
+            return fourier.multiply_adds(self.group, self.in_channels, self.out_channels) * height * width
         return self.group.order**2 * self.in_channels * self.out_channels * height * width
 
     @property
@@ -156,11 +167,14 @@ class GroupLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_features(x, self.in_channels, self.group)
+        if self.algorithm == "fourier":
+            out = fourier.group_linear(x, self.weight.flatten(2), self.group)
+            return out if self.bias is None else out + self.bias.view(-1, 1, 1, 1)
         out = _conv2d(x.flatten(1, 2), self.filters(), self.bias, self.group.order, Sampling(1))
         return out.unflatten(1, (self.out_channels, self.group.order))
 
     def extra_repr(self) -> str:
-        return f"{self.group}, {self.in_channels} -> {self.out_channels} fields, exact"
+        return f"{self.group}, {self.in_channels} -> {self.out_channels} fields, {self.algorithm}, exact"
 
 
 class Pointwise(nn.Conv3d):
