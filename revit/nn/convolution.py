@@ -80,7 +80,8 @@ class GroupConv(nn.Module):
 
     [B, C_in, G, H, W] -> [B, C_out, G, H', W']. Weight [C_out, C_in/groups, G, K, K] for `free` filters, [..., G, P] for
     the other families. `groups` splits the fields as in `nn.Conv2d` (never inside a field); `groups=C_in` is the
-    per-field convolution of separable projections.
+    per-field convolution of separable projections. `algorithm` changes the cost and nothing else: `dense` is one `conv2d`
+    with the expanded bank, `fourier` is that of `revit.nn.fourier`, which pays for many fields and large groups.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class GroupConv(nn.Module):
         groups: int = 1,
         bias: bool = True,
         filters: str = "auto",
+        algorithm: str = "dense",
         strict: bool = True,
     ) -> None:
         super().__init__()
@@ -109,6 +111,11 @@ class GroupConv(nn.Module):
         self.filters = TurnedFilters(
             self.group, out_channels, in_channels // groups, kernel_size, filters=filters, lifting=False
         )
+        self.algorithm = check_algorithm(algorithm)
+        if algorithm == "fourier":
+            if groups > 1:
+                raise ValueError(f"the algorithm fourier mixes all fields, got groups={groups}; choose dense")
+            fourier.fourier_frames(self.group, kernel_size, self.filters.filters)  # or say why not
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
@@ -116,7 +123,12 @@ class GroupConv(nn.Module):
         return self.guard.output_size(height, width)
 
     def multiply_adds(self, height: int, width: int) -> int:
-        """Products for an output map of this size, of one image: |G|^2 C_in C_out K^2 H' W', divided by `groups`."""
+        """Products for an output map of this size, of one image: |G|^2 C_in C_out K^2 H' W', divided by `groups`, or fewer in
+        the Fourier basis."""
+        if self.algorithm == "fourier":
+            functions = self.in_channels * self.filters.num_functions
+            seen = functions * self.group.order * self.sampling.kernel_size**2
+            return (seen + fourier.multiply_adds(self.group, functions, self.out_channels)) * height * width
         pairs = self.group.order**2 * self.in_channels * self.out_channels // self.groups
         return pairs * self.sampling.kernel_size**2 * height * width
 
@@ -127,11 +139,15 @@ class GroupConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_features(x, self.in_channels, self.group)
         self.output_size(*x.shape[-2:])
+        if self.algorithm == "fourier":
+            weight = self.weight.flatten(3)  # [O, I, G, P]
+            out = fourier.group_conv(x, weight, self.group, self.filters.filters, self.sampling)
+            return _add_bias(out, self.bias)
         out = _conv2d(x.flatten(1, 2), self.filters(), self.bias, self.group.order, self.sampling, self.groups)
         return out.unflatten(1, (self.out_channels, self.group.order))  # [B, C_out, G, H', W']
 
     def extra_repr(self) -> str:
-        text = _describe(self.group, self.in_channels, self.out_channels, self.sampling)
+        text = f"{_describe(self.group, self.in_channels, self.out_channels, self.sampling)}, {self.algorithm}"
         return text if self.groups == 1 else f"{text}, groups={self.groups}"
 
 
@@ -149,9 +165,7 @@ class GroupLinear(nn.Module):
         super().__init__()
         self.group = Group.parse(group)
         self.in_channels, self.out_channels = check_fields(in_channels, out_channels)
-        if algorithm not in ALGORITHMS:
-            raise ValueError(f"unknown algorithm {algorithm!r}; choose {', '.join(ALGORITHMS)}")
-        self.algorithm = algorithm
+        self.algorithm = check_algorithm(algorithm)
         self.filters = TurnedFilters(self.group, out_channels, in_channels, 1, filters="free", lifting=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
@@ -168,8 +182,7 @@ class GroupLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_features(x, self.in_channels, self.group)
         if self.algorithm == "fourier":
-            out = fourier.group_linear(x, self.weight.flatten(2), self.group)
-            return out if self.bias is None else out + self.bias.view(-1, 1, 1, 1)
+            return _add_bias(fourier.group_linear(x, self.weight.flatten(2), self.group), self.bias)
         out = _conv2d(x.flatten(1, 2), self.filters(), self.bias, self.group.order, Sampling(1))
         return out.unflatten(1, (self.out_channels, self.group.order))
 
@@ -199,6 +212,12 @@ def check_fields(in_channels: int, out_channels: int) -> tuple[int, int]:
     return in_channels, out_channels
 
 
+def check_algorithm(algorithm: str) -> str:
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {algorithm!r}; choose {', '.join(ALGORITHMS)}")
+    return algorithm
+
+
 def check_features(x: Tensor, channels: int, group: Group) -> None:
     if x.ndim != 5 or x.shape[1] != channels or x.shape[2] != group.order:
         raise ValueError(f"expected features [B, {channels}, {group.order}, H, W] on {group}, got shape {list(x.shape)}")
@@ -209,6 +228,10 @@ def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, order: int, sampling
     if bias is not None:
         bias = bias.repeat_interleave(order)
     return F.conv2d(x, weight, bias, sampling.stride, sampling.padding, sampling.dilation, groups)
+
+
+def _add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias.view(-1, 1, 1, 1)
 
 
 def _describe(group: Group, in_channels: int, out_channels: int, sampling: Sampling) -> str:

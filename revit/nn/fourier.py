@@ -9,6 +9,12 @@ then `out^(rho) = x^(rho) W^(rho)`: insert h = g k. Rows of x^ never meet, so on
 and rotations (D_N) have d rows in a block; rotations alone (C_N) turn by pairs, whose second row repeats the first one. That is
 6 instead of 16 units of work for p4, 14 of 64 for p8, 12 of 64 for p4m and 28 of 256 for p8m; the basis is orthogonal, so it
 also takes the result back.
+
+A group convolution becomes one if its filters are combinations of functions b_q that turn into each other,
+`T_g b_p = sum_q D(g)[q, p] b_q`. Every map x(h) is convolved with the functions as its own element sees them, `T_h b_q`. Then
+`T_g b_p = T_h T_{h^-1 g} b_p` leaves a group-linear map with the weights `sum_p D(k^-1)[q, p] W(k)[p]`, k = g^-1 h: the number
+of functions times the units above, instead of K^2 |G|^2, and no turned copy of a filter. At 5 x 5 with 11 steerable functions
+that is 66 instead of 400 for p4 and 330 instead of 6,400 for p16.
 """
 
 from __future__ import annotations
@@ -18,8 +24,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from revit.actions import kernel_bank, turn_index, turn_table
+from revit.exactness import Sampling
 from revit.groups import Group
 
 
@@ -69,6 +78,41 @@ def group_linear(x: Tensor, weight: Tensor, group: Group) -> Tensor:
         mixed = mixed.permute(0, 2, 1, 4, 3, 5).flatten(2, 4)  # [B, O, n*rows*d, P]
         out = out + torch.matmul(basis.view(-1, order).T, mixed)
     return out.unflatten(3, x.shape[3:])
+
+
+class Frames(NamedTuple):
+    """The functions of filters as each element sees them, and how they turn into each other (float64)."""
+
+    functions: Tensor
+    """[G, Q, K, K]: `T_h b_q`."""
+    turns: Tensor
+    """[G, Q, P]: `D(k^-1)`, for each k."""
+
+
+@lru_cache
+def fourier_frames(group: Group, kernel_size: int, filters: str) -> Frames:
+    """Raises `ValueError` for filters that do not turn into each other, such as pixels turned by 45 degrees."""
+    table = turn_table(group, kernel_size, filters)
+    count = kernel_size**2 if table.basis is None else table.basis.shape[-1]
+    identity = torch.eye(count, dtype=torch.float64).unsqueeze(1)  # [Q, 1, P]
+    turned = kernel_bank(identity, table.basis, turn_index(table, lifting=True))[:, :, 0].permute(1, 2, 0)  # [G, K*K, Q]
+    turns = torch.linalg.pinv(turned[0]) @ turned  # D(g)
+    missed = turned[0] @ turns - turned
+    broken = torch.einsum("gab,hbc->ghac", turns, turns) - turns[group.product]
+    if max(missed.abs().max(), broken.abs().max()) > 1e-9:
+        raise ValueError(f"{filters} filters do not turn into each other under {group}: choose dense, or steerable filters")
+    functions = turned.mT.unflatten(-1, (kernel_size, kernel_size))
+    return Frames(functions.contiguous(), turns[group.inverse].contiguous())
+
+
+def group_conv(x: Tensor, weight: Tensor, group: Group, filters: str, sampling: Sampling) -> Tensor:
+    """The group convolution with filters `weight` [O, I, G, P]: [B, I, G, H, W] -> [B, O, G, H', W']."""
+    functions, turns = (part.to(x) for part in fourier_frames(group, sampling.kernel_size, filters))
+    fields, order = x.shape[1:3]
+    bank = functions.flatten(0, 1).unsqueeze(1)  # [G*Q, 1, K, K]
+    seen = F.conv2d(x.flatten(0, 1), bank, None, sampling.stride, sampling.padding, sampling.dilation, groups=order)
+    seen = seen.unflatten(1, (order, -1)).unflatten(0, (-1, fields)).transpose(2, 3).flatten(1, 2)  # [B, I*Q, G, H', W']
+    return group_linear(seen, torch.einsum("kqp,oikp->oiqk", turns, weight).flatten(1, 2), group)
 
 
 def multiply_adds(group: Group, in_channels: int, out_channels: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from revit.actions import act_on_features
 from revit.evaluation.complexity import measured_macs
 from revit.groups import Group
-from revit.nn import GroupLinear
+from revit.nn import GroupConv, GroupLinear
 from revit.nn.fourier import fourier_blocks, group_linear, multiply_adds
 
 GROUPS = ["z2", "z2m", "p2", "p2m", "p3", "p3m", "p4", "p4m", "p5", "p5m", "p6m", "p8", "p8m", "p12", "p16"]
@@ -99,6 +99,62 @@ def test_it_compiles_exports_and_copies():
     file = io.BytesIO()
     torch.export.save(program, file)
     assert file.getbuffer().nbytes > 0
+
+
+CONVOLUTIONS = [
+    ("z2m", 3, "free", {"padding": 1}),
+    ("p4", 5, "steerable", {"padding": 2}),
+    ("p4", 3, "rbf", {}),
+    ("p4m", 3, "free", {"padding": 1}),
+    ("p4m", 4, "steerable", {"stride": 2, "padding": 1}),
+    ("p8", 5, "steerable", {"padding": 2}),
+    ("p8m", 3, "steerable", {"padding": 2, "dilation": 2}),
+    ("p12", 3, "steerable", {}),
+    ("p16", 5, "steerable", {}),
+]
+
+
+@pytest.mark.parametrize(("group", "kernel_size", "filters", "options"), CONVOLUTIONS)
+def test_group_convolution_and_its_gradients_equal_the_dense_one(group, kernel_size, filters, options):
+    layers = [
+        GroupConv(group, 2, 3, kernel_size, filters=filters, algorithm=name, **options).double()
+        for name in ("dense", "fourier")
+    ]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(2, 2, Group.parse(group).order, 8, 6, dtype=torch.float64, requires_grad=True)
+    results = []
+    for layer in layers:
+        out = layer(x)
+        results.append((out, *torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()])))
+    for dense, fourier in zip(*results, strict=True):
+        torch.testing.assert_close(fourier, dense, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("group", "units"), [("p4", 66), ("p8", 154), ("p16", 330), ("p4m", 132), ("p8m", 308)])
+def test_units_of_a_steerable_convolution(group, units):
+    """For a pair of fields at 5 x 5, beside what is done for a field alone: 66 instead of 400 for p4, 330 of 6,400 for p16."""
+    few, more = (GroupConv(group, 3, out, 5, filters="steerable", algorithm="fourier") for out in (4, 5))
+    order = few.group.order
+    assert (more.multiply_adds(1, 1) - few.multiply_adds(1, 1) - order**2) == 3 * units
+    dense = GroupConv(group, 3, 4, 5, filters="steerable")
+    assert dense.multiply_adds(1, 1) == 3 * 4 * 25 * order**2
+
+
+@pytest.mark.parametrize("group", ["p4", "p8m"])
+def test_cost_of_a_convolution_by_formula_is_the_cost_counted(group):
+    layer = GroupConv(group, 4, 3, 5, padding=2, filters="steerable", algorithm="fourier")
+    with torch.no_grad():
+        one, two = (measured_macs(layer, torch.randn(batch, 4, layer.group.order, 6, 5)).total * batch for batch in (1, 2))
+    assert two - one == layer.multiply_adds(6, 5)  # without the weights, which images share
+
+
+@pytest.mark.parametrize(("group", "filters"), [("p8", "rbf"), ("p8", "interpolate"), ("p12", "rbf")])
+def test_filters_that_do_not_turn_into_each_other_are_refused(group, filters):
+    message = f"^{filters} filters do not turn into each other under {group}: choose dense, or steerable filters$"
+    with pytest.raises(ValueError, match=message):
+        GroupConv(group, 2, 2, 3, filters=filters, algorithm="fourier")
+    with pytest.raises(ValueError, match="^the algorithm fourier mixes all fields, got groups=2; choose dense$"):
+        GroupConv("p4", 2, 2, 3, groups=2, algorithm="fourier")
 
 
 def test_the_choice_is_shown_and_checked():
