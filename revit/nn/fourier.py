@@ -66,18 +66,25 @@ def group_linear(x: Tensor, weight: Tensor, group: Group) -> Tensor:
 
     x [B, I, G, H, W] and weight [O, I, G] -> [B, O, G, H, W]
     """
-    flat = x.flatten(3)
-    out = flat.new_zeros(())
-    for basis, spectrum in fourier_blocks(group):
-        basis, spectrum = basis.to(x), spectrum.to(x)
-        count, rows, dim, order = basis.shape
-        entries = torch.matmul(basis.view(-1, order), flat).unflatten(2, (count, rows, dim))  # [B, I, n, rows, d, P]
-        entries = entries.permute(0, 2, 1, 4, 3, 5).flatten(2, 3).flatten(3)  # [B, n, I*d, rows*P]
-        blocks = torch.einsum("nbck,oik->nobic", spectrum, weight).flatten(1, 2).flatten(2)  # [n, O*d, I*d]
-        mixed = torch.matmul(blocks, entries).unflatten(3, (rows, -1)).unflatten(2, (-1, dim))  # [B, n, O, d, rows, P]
-        mixed = mixed.permute(0, 2, 1, 4, 3, 5).flatten(2, 4)  # [B, O, n*rows*d, P]
-        out = out + torch.matmul(basis.view(-1, order).T, mixed)
-    return out.unflatten(3, x.shape[3:])
+    return _mix(x.permute(2, 1, 0, 3, 4), weight, group)
+
+
+def _mix(x: Tensor, weight: Tensor, group: Group) -> Tensor:
+    """`group_linear` of x [G, I, B, H, W]: with the group first and positions last, every step is one large matrix product."""
+    order, fields = x.shape[:2]
+    flat = x.reshape(order, -1)  # [G, I*B*P]
+    out: Tensor | None = None
+    for part in fourier_blocks(group):
+        basis, spectrum = part.basis.to(x), part.spectrum.to(x)
+        count, rows, dim, _ = basis.shape
+        basis = basis.view(-1, order)  # [n*rows*d, G]
+        blocks = torch.einsum("nbck,oik->nboci", spectrum, weight).flatten(3).flatten(1, 2)  # [n, d*O, d*I]
+        blocks = blocks.repeat_interleave(rows, dim=0)
+        entries = torch.mm(basis, flat).view(count * rows, dim * fields, -1)  # [n*rows, d*I, B*P]
+        mixed = torch.bmm(blocks, entries).view(count * rows * dim, -1)  # [n*rows*d, O*B*P]
+        out = torch.mm(basis.T, mixed) if out is None else torch.addmm(out, basis.T, mixed)
+    assert out is not None  # every group has blocks of dimension 1
+    return out.view(order, len(weight), *x.shape[2:]).permute(2, 1, 0, 3, 4).contiguous()
 
 
 class Frames(NamedTuple):
@@ -111,8 +118,8 @@ def group_conv(x: Tensor, weight: Tensor, group: Group, filters: str, sampling: 
     fields, order = x.shape[1:3]
     bank = functions.flatten(0, 1).unsqueeze(1)  # [G*Q, 1, K, K]
     seen = F.conv2d(x.flatten(0, 1), bank, None, sampling.stride, sampling.padding, sampling.dilation, groups=order)
-    seen = seen.unflatten(1, (order, -1)).unflatten(0, (-1, fields)).transpose(2, 3).flatten(1, 2)  # [B, I*Q, G, H', W']
-    return group_linear(seen, torch.einsum("kqp,oikp->oiqk", turns, weight).flatten(1, 2), group)
+    seen = seen.unflatten(1, (order, -1)).unflatten(0, (-1, fields)).permute(2, 1, 3, 0, 4, 5).flatten(1, 2)
+    return _mix(seen, torch.einsum("kqp,oikp->oiqk", turns, weight).flatten(1, 2), group)  # of [G, I*Q, B, H', W']
 
 
 def multiply_adds(group: Group, in_channels: int, out_channels: int) -> int:
