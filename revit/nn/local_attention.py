@@ -352,9 +352,9 @@ def _on_threads(work: Callable[[list[Part]], T], parts: list[Part]) -> list[T]:
     An operation takes some ten microseconds. Split between two cores, most of that would go into waiting for each other.
     """
     threads = torch.get_num_threads()
-    if threads == 1:
-        return [work(parts)]
     shares = [share for i in range(threads) if (share := parts[i::threads])]
+    if len(shares) < 2:
+        return [work(parts)]
     try:
         with ThreadPoolExecutor(len(shares), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(torch.no_grad()(work), shares))

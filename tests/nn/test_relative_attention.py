@@ -170,6 +170,14 @@ def test_any_number_of_threads_gives_the_same(monkeypatch, threads):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+def test_a_batch_may_be_empty(threads):
+    threads(2)
+    *tensors, encoding_of = inputs(0, 2, 2, 3, 3, 3, 3)
+    out = attend_local(*tensors, encoding_of, 3, 0.7)
+    out.sum().backward()
+    assert out.shape == (0, 2, 3, 2, 3, 3) and tensors[3].grad.abs().max() == 0
+
+
 def test_an_error_in_a_thread_is_raised(monkeypatch, threads):
     threads(2)
     monkeypatch.setattr(local_attention.Streams, "mean", lambda self: 1 / 0)
