@@ -328,8 +328,8 @@ def _parts(q: Tensor, encoding_of: Tensor) -> list[Part]:
     """Streams to take at a time, some samples of one head: of about the same size, the smaller first."""
     batch, heads, dim, order, height, width = q.shape
     count = max(1, CHUNK // (height * width * order * max(dim, encoding_of.shape[1])))
-    parts = -(-batch // count)
-    bounds = pairwise(batch * i // parts for i in range(parts + 1))
+    parts = -(-batch // count)  # none of an empty batch
+    bounds = pairwise([batch * i // parts for i in range(parts + 1)] if parts else [])
     ordered = sorted((slice(*part) for part in bounds), key=lambda part: part.stop - part.start)
     return [(part, head) for part in ordered for head in range(heads)]
 
