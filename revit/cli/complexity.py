@@ -238,9 +238,9 @@ def _interleaved(tasks: list[Callable[[], object]], rounds: int) -> list[float]:
 
 
 COLUMNS = (
-    "model", "group", "attention", "projection", "param-\neters",
-    "mul-adds\nweights", "(M)\nattention", "\nby torch", "by para-\nmeters", "memory\nforward", "(MiB)\nstep",
-    "ms/image\nforward", "\nstep", "paper\nM", "\nMB",
+    "model", "group", "attention", "projec-\ntion", "param-\neters",
+    "mul-adds\nweights", "(M) at-\ntention", "by\ntorch", "by pa-\nrams", "memory\nforward", "(MiB)\nstep",
+    "ms/img\nforward", "\nstep", "paper\nM", "\nMB",
 )  # fmt: skip
 
 
