@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from revit.cli import pack
 from revit.cli.parser import Parser
 from revit.cli.scanning import open_with_progress
 from revit.data import DataError, DataOptions, Dataset, list_datasets, open_dataset
@@ -16,11 +17,14 @@ from revit.data.randomness import permutation
 from revit.evaluation import draw_sheet
 
 ABOUT = """Without a name: which datasets are found under --data-root (or REVIT_DATA). With a name: what it holds, where it
-came from, and with --sheet a picture of some of its images. --data.download true fetches the official files."""
-ELSEWHERE = ("folder", "arrays", "imagenet")  # opening them reads all files, so a plain listing only names them
+came from, and with --sheet a picture of some of its images. --data.download true fetches the official files. `revit data pack
+FOLDER --out DIR` packs image files into archives for training sets of any size (`revit data pack --help`)."""
+ELSEWHERE = ("folder", "arrays", "imagenet", "shards")  # opening them reads all files, so a plain listing only names them
 
 
 def run(words: list[str]) -> int:
+    if words[:1] == ["pack"]:
+        return pack.run(words[1:])
     parser = Parser("data", "[NAME] [--data-root DIR] [--sheet FILE.png] [--data.option value ...]", ABOUT)
     parser.add_argument("name", metavar="NAME", nargs="?", type=str, help="dataset to describe")
     parser.add_argument("--data-root", metavar="DIR", type=str, help="folder with the data")

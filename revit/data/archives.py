@@ -57,7 +57,7 @@ def checked_members(archive: zipfile.ZipFile, path: Path, max_bytes: int) -> dic
     if len(members) > MAX_MEMBERS:
         raise DataError(f"{path}: holds {len(members)} members, at most {MAX_MEMBERS} are read; this is not an archive of data")
     for member in members:
-        _check_name(path, member.filename)
+        check_member_name(path, member.filename)
         if stat.S_ISLNK(member.external_attr >> 16):
             raise DataError(f"{path}: {member.filename!r} is a link, which is not followed; pack the file itself")
         if member.flag_bits & 1:
@@ -87,7 +87,7 @@ def read_tar(path: Path, wanted: Collection[str], max_bytes: int) -> dict[str, b
         for count, member in enumerate(archive):
             if count >= MAX_MEMBERS:
                 raise DataError(f"{path}: holds more than {MAX_MEMBERS} members; this is not an archive of data")
-            _check_name(path, member.name)
+            check_member_name(path, member.name)
             if member.isdir():
                 continue
             file = archive.extractfile(member) if member.isreg() and not member.issparse() else None
@@ -141,7 +141,7 @@ class _Limited:
         return data
 
 
-def _check_name(path: Path, name: str) -> None:
+def check_member_name(path: Path, name: str) -> None:
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts or re.match(r"[A-Za-z]:", name):
         raise DataError(f"{path}: the member {name!r} points outside the archive; do not use this file")

@@ -135,10 +135,15 @@ def _recolour(images: Tensor, options: AugmentOptions, draws: NDArray[np.float64
     return images
 
 
-def partners(samples: NDArray[np.int64], length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The sample that each sample is mixed with: any other of the split, whatever else is in the batch."""
+def partners(samples: NDArray[np.int64], blocks: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+    """The sample that each sample is mixed with: any other of its block, whatever else is in the batch.
+
+    Block k has the samples from `blocks[k]` to before `blocks[k + 1]`; a split that is no archive is one block.
+    """
+    block = np.searchsorted(blocks, samples, side="right") - 1
+    first, length = blocks[block], np.diff(blocks)[block]
     step = 1 + np.floor(uniforms(samples, 1, seed, epoch, _MIX, "partner")[:, 0] * (length - 1)).astype(np.int64)
-    return (samples + step) % length
+    return first + (samples - first + step) % length
 
 
 def mix(

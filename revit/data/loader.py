@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from revit.data.augment import AugmentOptions, augment, crops, mix, partners
-from revit.data.randomness import permutation
+from revit.data.randomness import block_permutation, permutation
 from revit.data.spec import BadImage, Crop, DataError, DataSpec, Images, Pixels
 
 
@@ -52,9 +52,19 @@ class Batch:
     error: str | None = None  # of an image that cannot be read, when that stops the run
 
 
-def epoch_batches(length: int, batch_size: int, *order: int | str) -> list[NDArray[np.int64]]:
-    """All samples in the random order of this purpose, in batches of nearly equal size: none is tiny, none is lost."""
-    return np.array_split(permutation(length, *order), max(1, -(-length // batch_size)))
+def blocks_of(images: Images) -> NDArray[np.int64]:
+    """Where the blocks of samples begin that lie together, and the number of samples: archives say so, all others are one."""
+    return np.asarray(getattr(images, "blocks", [0, len(images)]), dtype=np.int64)
+
+
+def epoch_batches(images: Images, batch_size: int, *purpose: int | str) -> list[NDArray[np.int64]]:
+    """All samples in the random order of this purpose, in batches of nearly equal size: none is tiny, none is lost.
+
+    Samples in archives come from few archives at a time, so that a set larger than the memory is read as a stream.
+    """
+    blocks = blocks_of(images)
+    order = block_permutation(blocks, *purpose) if len(blocks) > 2 else permutation(len(images), *purpose)
+    return np.array_split(order, max(1, -(-len(order) // batch_size)))
 
 
 class TrainLoader:
@@ -86,7 +96,7 @@ class TrainLoader:
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
         """The batches of an epoch from step `start` on, each as the list of its parts."""
         plan = []
-        for step in epoch_batches(len(self.images), self.batch_size, self.seed, epoch, "order")[start:]:
+        for step in epoch_batches(self.images, self.batch_size, self.seed, epoch, "order")[start:]:
             plan += [(part, len(step)) for part in np.array_split(self.reading.share.of(step), self.parts)]
         reader = _Reader(self.images, plan, self.augment_options, self.seed, epoch, self.reading.on_bad)
         loader = iter(_torch_loader(reader, self.reading.workers))
@@ -160,7 +170,7 @@ class _Reader(TorchDataset[Batch]):
             pixels, kept = self._read(samples, boxes, bad)
             batch = Batch(_stack(pixels), self._labels(samples[kept]), samples[kept], planned, bad=bad)
             if self.options.mixes:
-                others = partners(batch.samples, len(self.images), self.seed, self.epoch)
+                others = partners(batch.samples, blocks_of(self.images), self.seed, self.epoch)
                 batch.other, batch.other_labels = self._partners(batch, others, boxes and [boxes[i] for i in kept], bad)
         except DataError as error:  # a worker's exception would arrive with its traceback as text; an error travels as a value
             return Batch(torch.empty(0), torch.empty(0), samples, planned, error=str(error))

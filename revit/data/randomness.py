@@ -11,6 +11,9 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+WINDOW = 8
+"""Blocks whose samples are mixed with each other: archives of 256 MB are read 2 GB at a time."""
+
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -36,6 +39,18 @@ def uniforms(samples: NDArray[np.int64], count: int, *purpose: int | str) -> NDA
 def permutation(length: int, *purpose: int | str) -> NDArray[np.int64]:
     """A random order of `length` things."""
     return np.random.Generator(np.random.PCG64(key(*purpose))).permutation(length)
+
+
+def block_permutation(blocks: NDArray[np.int64], *purpose: int | str) -> NDArray[np.int64]:
+    """A random order of samples that lie in blocks, block k from `blocks[k]` to before `blocks[k + 1]`, which stays among few.
+
+    The blocks are shuffled, and then the samples of each `WINDOW` blocks in a row: a block lies within one window.
+    """
+    generator = np.random.Generator(np.random.PCG64(key(*purpose)))
+    shuffled = generator.permutation(len(blocks) - 1)
+    windows = (shuffled[first : first + WINDOW] for first in range(0, len(shuffled), WINDOW))
+    samples = ([np.arange(blocks[k], blocks[k + 1]) for k in window] for window in windows)
+    return np.concatenate([generator.permutation(np.concatenate(window)) for window in samples])
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -77,7 +77,7 @@ def _scan(paths: Sequence[str], is_train: NDArray[np.bool_], size: int | None, p
         progress(i + 1, total)
     if not headers:
         raise DataError(f"none of the {len(paths)} images can be read; the first: {printable(paths[0])}: {bad[0]}")
-    fit = _fit(list(headers.values()), size)
+    fit = common_fit(list(headers.values()), size)
 
     def training_images() -> Iterator[Pixels]:
         for done, i in enumerate(sample.tolist()):
@@ -100,7 +100,7 @@ def _scan(paths: Sequence[str], is_train: NDArray[np.bool_], size: int | None, p
     return Scan(fit.channels, fit.size, fit.floating, one_size, mean, std, tuple(sorted(bad.items())))
 
 
-def _fit(headers: list[ImageHeader], size: int | None) -> Fit:
+def common_fit(headers: list[ImageHeader], size: int | None) -> Fit:
     """What all images are brought to. Those with too few or too many channels have no say."""
     channels = _channels(Counter(header.channels for header in headers))
     usable = [header for header in headers if Fit(channels, (1, 1)).takes(header.channels)]

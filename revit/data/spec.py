@@ -133,7 +133,7 @@ class DataOptions:
     """Which images, from where, and how they are read.
 
     Args:
-        name: Dataset: rotmnist5k, rotmnist, cifar10, pcam, arrays, folder, imagenet or photos.
+        name: Dataset: rotmnist5k, rotmnist, cifar10, pcam, arrays, folder, shards, imagenet or photos.
         root: Folder with the data (also --data-root, or the variable REVIT_DATA).
         file: One file below the root instead of the usual names: an .npz archive, or the CSV manifest of a folder.
         size: Side of the square that images of a folder are resized to (default: their own size, if all have one, up to 224).

@@ -179,9 +179,10 @@ def test_mixup_and_cutmix_share_the_images():
 
 
 def test_partners_are_others_and_belong_to_the_sample():
-    found = partners(np.arange(50), 50, 0, 0)
+    one = np.array([0, 50])
+    found = partners(np.arange(50), one, 0, 0)
     assert not np.any(found == np.arange(50)) and found.min() >= 0 and found.max() < 50
-    assert np.array_equal(partners(np.array([7, 9]), 50, 0, 0), found[[7, 9]])
+    assert np.array_equal(partners(np.array([7, 9]), one, 0, 0), found[[7, 9]])
 
 
 @pytest.mark.parametrize(

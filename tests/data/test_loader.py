@@ -49,7 +49,7 @@ def same(one, other):
 
 def test_batches_are_of_nearly_equal_size_and_lose_nothing():
     for length, size in ((50, 16), (50, 7), (3, 64), (64, 64), (65, 64), (1, 1)):
-        batches = epoch_batches(length, size, 0, 0, "order")
+        batches = epoch_batches(toy(length), size, 0, 0, "order")
         sizes = [len(batch) for batch in batches]
         assert max(sizes) <= size and max(sizes) - min(sizes) <= 1
         assert sorted(np.concatenate(batches)) == list(range(length))
