@@ -1,5 +1,6 @@
 """Equivariant layers on feature maps [B, C, G, H, W]."""
 
+from revit.nn.algorithm import set_algorithm
 from revit.nn.attention import ConvProjection, GroupConvAttention, attend
 from revit.nn.block import GroupMLP, TransformerBlock
 from revit.nn.canonical import Canonical
@@ -31,4 +32,5 @@ __all__ = [
     "fit_to_stride",
     "make_dropout",
     "make_norm",
+    "set_algorithm",
 ]

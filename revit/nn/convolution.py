@@ -11,6 +11,8 @@ The bank `E[o, g, i, h] = T_g W[o, i, g^-1 h]` reshaped to [O*G, I*G, K, K] make
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,9 +20,8 @@ from torch import Tensor, nn
 from revit.exactness import Sampling, StrideGuard
 from revit.groups import Group
 from revit.nn import fourier
+from revit.nn.algorithm import Algorithm, Work
 from revit.nn.filter_bank import TurnedFilters
-
-ALGORITHMS = ("dense", "fourier")
 
 
 class LiftingConv(nn.Module):
@@ -81,7 +82,8 @@ class GroupConv(nn.Module):
     [B, C_in, G, H, W] -> [B, C_out, G, H', W']. Weight [C_out, C_in/groups, G, K, K] for `free` filters, [..., G, P] for
     the other families. `groups` splits the fields as in `nn.Conv2d` (never inside a field); `groups=C_in` is the
     per-field convolution of separable projections. `algorithm` changes the cost and nothing else: `dense` is one `conv2d`
-    with the expanded bank, `fourier` is that of `revit.nn.fourier`, which pays for many fields and large groups.
+    with the expanded bank, `fourier` is that of `revit.nn.fourier`, which pays for many fields and large groups, and `auto`
+    takes the faster one (`revit.nn.algorithm`).
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class GroupConv(nn.Module):
         groups: int = 1,
         bias: bool = True,
         filters: str = "auto",
-        algorithm: str = "dense",
+        algorithm: str = "auto",
         strict: bool = True,
     ) -> None:
         super().__init__()
@@ -111,11 +113,8 @@ class GroupConv(nn.Module):
         self.filters = TurnedFilters(
             self.group, out_channels, in_channels // groups, kernel_size, filters=filters, lifting=False
         )
-        self.algorithm = check_algorithm(algorithm)
-        if algorithm == "fourier":
-            if groups > 1:
-                raise ValueError(f"the algorithm fourier mixes all fields, got groups={groups}; choose dense")
-            fourier.fourier_frames(self.group, kernel_size, self.filters.filters)  # or say why not
+        work = Work(self.group, in_channels, out_channels, kernel_size, self.filters.num_functions)
+        self.algorithm = Algorithm(algorithm, work, self.filters.filters, groups)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
@@ -125,12 +124,8 @@ class GroupConv(nn.Module):
     def multiply_adds(self, height: int, width: int) -> int:
         """Products for an output map of this size, of one image: |G|^2 C_in C_out K^2 H' W', divided by `groups`, or fewer in
         the Fourier basis."""
-        if self.algorithm == "fourier":
-            functions = self.in_channels * self.filters.num_functions
-            seen = functions * self.group.order * self.sampling.kernel_size**2
-            return (seen + fourier.multiply_adds(self.group, functions, self.out_channels)) * height * width
-        pairs = self.group.order**2 * self.in_channels * self.out_channels // self.groups
-        return pairs * self.sampling.kernel_size**2 * height * width
+        fewer = self.algorithm.products(height * width)
+        return self.algorithm.work.dense_products // self.groups * height * width if fewer is None else fewer
 
     @property
     def weight(self) -> nn.Parameter:
@@ -138,11 +133,9 @@ class GroupConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_features(x, self.in_channels, self.group)
-        self.output_size(*x.shape[-2:])
-        if self.algorithm == "fourier":
-            weight = self.weight.flatten(3)  # [O, I, G, P]
-            out = fourier.group_conv(x, weight, self.group, self.filters.filters, self.sampling)
-            return _add_bias(out, self.bias)
+        if self.algorithm.is_fourier_for(x, self.weight, math.prod(self.output_size(*x.shape[-2:]))):
+            sight = fourier.Sight(self.filters.filters, self.sampling)
+            return _add_bias(fourier.transform(x, self.filters.blocks(), self.group, sight), self.bias)
         out = _conv2d(x.flatten(1, 2), self.filters(), self.bias, self.group.order, self.sampling, self.groups)
         return out.unflatten(1, (self.out_channels, self.group.order))  # [B, C_out, G, H', W']
 
@@ -155,25 +148,23 @@ class GroupLinear(nn.Module):
     r"""1x1 group convolution: `out(x, g) = sum_{i, h} W[o, i, g^-1 h] F_i(x, h)`, one matrix product at each position.
 
     [B, C_in, G, H, W] -> [B, C_out, G, H, W]. Weight [C_out, C_in, G, 1, 1]: one number for each pair of fields and
-    relative element, exact for every group. `algorithm` changes the cost and nothing else: `dense` multiplies the expanded
-    bank, `fourier` the blocks of `revit.nn.fourier`, which pays for many fields and large groups.
+    relative element, exact for every group. `algorithm` is that of `GroupConv`.
     """
 
     def __init__(
-        self, group: Group | str, in_channels: int, out_channels: int, *, bias: bool = True, algorithm: str = "dense"
+        self, group: Group | str, in_channels: int, out_channels: int, *, bias: bool = True, algorithm: str = "auto"
     ) -> None:
         super().__init__()
         self.group = Group.parse(group)
         self.in_channels, self.out_channels = check_fields(in_channels, out_channels)
-        self.algorithm = check_algorithm(algorithm)
+        self.algorithm = Algorithm(algorithm, Work(self.group, in_channels, out_channels, 1, 1), "free")
         self.filters = TurnedFilters(self.group, out_channels, in_channels, 1, filters="free", lifting=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def multiply_adds(self, height: int, width: int) -> int:
         """Products for a map of this size, of one image: |G|^2 C_in C_out H W, or fewer in the Fourier basis."""
-        if self.algorithm == "fourier":
-            return fourier.multiply_adds(self.group, self.in_channels, self.out_channels) * height * width
-        return self.group.order**2 * self.in_channels * self.out_channels * height * width
+        fewer = self.algorithm.products(height * width)
+        return self.algorithm.work.dense_products * height * width if fewer is None else fewer
 
     @property
     def weight(self) -> nn.Parameter:
@@ -181,8 +172,8 @@ class GroupLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_features(x, self.in_channels, self.group)
-        if self.algorithm == "fourier":
-            return _add_bias(fourier.group_linear(x, self.weight.flatten(2), self.group), self.bias)
+        if self.algorithm.is_fourier_for(x, self.weight, x.shape[-2] * x.shape[-1]):
+            return _add_bias(fourier.transform(x, self.filters.blocks(), self.group), self.bias)
         out = _conv2d(x.flatten(1, 2), self.filters(), self.bias, self.group.order, Sampling(1))
         return out.unflatten(1, (self.out_channels, self.group.order))
 
@@ -201,7 +192,7 @@ class Pointwise(nn.Conv3d):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = x.new_zeros(1) if self.bias is None else self.bias.unsqueeze(1)
-        out = torch.baddbmm(bias, self.weight.flatten(1).expand(len(x), -1, -1), x.flatten(2))
+        out = torch.baddbmm(bias, self.weight.flatten(1).expand(x.shape[0], -1, -1), x.flatten(2))
         return out.unflatten(2, x.shape[2:])
 
 
@@ -210,12 +201,6 @@ def check_fields(in_channels: int, out_channels: int) -> tuple[int, int]:
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
     return in_channels, out_channels
-
-
-def check_algorithm(algorithm: str) -> str:
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}; choose {', '.join(ALGORITHMS)}")
-    return algorithm
 
 
 def check_features(x: Tensor, channels: int, group: Group) -> None:
@@ -231,7 +216,7 @@ def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, order: int, sampling
 
 
 def _add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
-    return x if bias is None else x + bias.view(-1, 1, 1, 1)
+    return x if bias is None else x + bias.to(x.dtype).view(-1, 1, 1, 1)
 
 
 def _describe(group: Group, in_channels: int, out_channels: int, sampling: Sampling) -> str:

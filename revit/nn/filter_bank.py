@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +12,21 @@ from torch import Tensor, nn
 from revit.actions import kernel_bank, turn_index, turn_table
 from revit.filters import centre_function, check_filters, num_functions
 from revit.groups import Group
+from revit.nn.fourier import filter_blocks
+
+T = TypeVar("T")
 
 
-class _Cache(NamedTuple):
-    """A bank and the weight that it was built from: a copy on the CPU, elsewhere the same storage and its version."""
+class _Cache(NamedTuple, Generic[T]):
+    """What was made of a weight, and that weight: a copy on the CPU, elsewhere the same storage and its version."""
 
-    bank: Tensor
+    made: T
     weight: Tensor
     version: int
 
     @classmethod
-    def of(cls, weight: nn.Parameter, bank: Tensor) -> _Cache:
-        return cls(bank, weight.detach().clone() if weight.is_cpu else weight.detach(), weight._version)
+    def of(cls, weight: nn.Parameter, made: T) -> _Cache[T]:
+        return cls(made, weight.detach().clone() if weight.is_cpu else weight.detach(), weight._version)
 
     def fits(self, weight: nn.Parameter) -> bool:
         if weight.is_cpu:  # by content: nothing else sees changes made through `weight.data`
@@ -38,8 +42,9 @@ class _Cache(NamedTuple):
 class TurnedFilters(nn.Module):
     """Filters of one family and their bank under a group: the weight of `LiftingConv` and `GroupConv`.
 
-    Call it to get the `conv2d` weight [O*G, I(*G), K, K]. While gradients are recorded the bank is built anew at each
-    call (once per optimiser step and micro-batch); without them it is built once and kept until the weight changes.
+    Call it to get the `conv2d` weight [O*G, I(*G), K, K]; `blocks` are the same filters in the Fourier basis of the group.
+    While gradients are recorded they are built anew at each call (once per optimiser step and micro-batch); without them they
+    are built once and kept until the weight changes.
     """
 
     def __init__(
@@ -59,7 +64,8 @@ class TurnedFilters(nn.Module):
         self.register_buffer("index", turn_index(table, lifting=lifting), persistent=False)
         self.basis: Tensor | None
         self.index: Tensor
-        self._cache: _Cache | None = None
+        self._bank: _Cache[Tensor] | None = None
+        self._blocks: _Cache[list[Tensor]] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -78,25 +84,38 @@ class TurnedFilters(nn.Module):
             flat[..., centre] = orthogonal_fields(self.group, flat.shape[:-1], parts)
 
     def forward(self) -> Tensor:
+        self._bank, bank = self._make(self._bank, self._build)
+        return bank
+
+    def blocks(self) -> list[Tensor]:
+        """The matrices of `revit.nn.fourier.transform`, for filters that turn into each other."""
+        self._blocks, blocks = self._make(self._blocks, self._build_blocks)
+        return blocks
+
+    def _make(self, kept: _Cache[T] | None, build: Callable[[], T]) -> tuple[_Cache[T] | None, T]:
         if torch.compiler.is_compiling() or self.weight.is_inference():
-            return self._build()
+            return kept, build()
         if torch.is_grad_enabled() and self.weight.requires_grad:
-            self._cache = None
-            return self._build()
-        if self._cache is None or not self._cache.fits(self.weight):
+            return None, build()
+        if kept is None or not kept.fits(self.weight):
             with torch.no_grad():
-                self._cache = _Cache.of(self.weight, self._build())
-        return self._cache.bank
+                kept = _Cache.of(self.weight, build())
+        return kept, kept.made
+
+    def _build_blocks(self) -> list[Tensor]:
+        return filter_blocks(self._flat(), self.group, self.filters, self.kernel_size)
+
+    def _flat(self) -> Tensor:
+        return self.weight.flatten(-2) if len(self.filter_shape) == 2 else self.weight
 
     def _build(self) -> Tensor:
-        weight = self.weight.flatten(-2) if len(self.filter_shape) == 2 else self.weight
-        bank = kernel_bank(weight, self.basis, self.index)  # [O, G, I, (G,) K*K]
+        bank = kernel_bank(self._flat(), self.basis, self.index)  # [O, G, I, (G,) K*K]
         size = self.kernel_size
         out_channels = bank.shape[0] * bank.shape[1]
         return bank.reshape(out_channels, -1, size, size)  # [O*G, I(*G), K, K]
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        self._cache = None
+        self._bank = self._blocks = None
         applied = super()._apply(fn, recurse)
         if self.basis is not None and self.basis.dtype == torch.float64:
             # A float32 basis turned into float64 would carry its rounding along: evaluate it again.

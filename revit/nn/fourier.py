@@ -15,21 +15,30 @@ A group convolution becomes one if its filters are combinations of functions b_q
 `T_g b_p = T_h T_{h^-1 g} b_p` leaves a group-linear map with the weights `sum_p D(k^-1)[q, p] W(k)[p]`, k = g^-1 h: the number
 of functions times the units above, instead of K^2 |G|^2, and no turned copy of a filter. At 5 x 5 with 11 steerable functions
 that is 66 instead of 400 for p4 and 330 instead of 6,400 for p16.
+
+What is saved in products would be lost in memory traffic if a whole batch went through one step after the other. So some
+samples at a time go through all steps, while they are in the cache; the backward pass computes their coefficients again from
+the input, which is all that is kept.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from revit.actions import kernel_bank, turn_index, turn_table
 from revit.exactness import Sampling
 from revit.groups import Group
+
+CACHE = 2**22
+"""Bytes of coefficients that go through all steps at a time: measured, from 2 to 8 MiB make no difference."""
 
 
 class Blocks(NamedTuple):
@@ -66,25 +75,16 @@ def group_linear(x: Tensor, weight: Tensor, group: Group) -> Tensor:
 
     x [B, I, G, H, W] and weight [O, I, G] -> [B, O, G, H, W]
     """
-    return _mix(x.permute(2, 1, 0, 3, 4), weight, group)
+    return transform(x, weight_blocks(weight, group), group)
 
 
-def _mix(x: Tensor, weight: Tensor, group: Group) -> Tensor:
-    """`group_linear` of x [G, I, B, H, W]: with the group first and positions last, every step is one large matrix product."""
-    order, fields = x.shape[:2]
-    flat = x.reshape(order, -1)  # [G, I*B*P]
-    out: Tensor | None = None
+def weight_blocks(weight: Tensor, group: Group) -> list[Tensor]:
+    """What weights [O, I, G] are in the basis of the group: matrices [n*rows, d*O, d*I] for each dimension d."""
+    found = []
     for part in fourier_blocks(group):
-        basis, spectrum = part.basis.to(x), part.spectrum.to(x)
-        count, rows, dim, _ = basis.shape
-        basis = basis.view(-1, order)  # [n*rows*d, G]
-        blocks = torch.einsum("nbck,oik->nboci", spectrum, weight).flatten(3).flatten(1, 2)  # [n, d*O, d*I]
-        blocks = blocks.repeat_interleave(rows, dim=0)
-        entries = torch.mm(basis, flat).view(count * rows, dim * fields, -1)  # [n*rows, d*I, B*P]
-        mixed = torch.bmm(blocks, entries).view(count * rows * dim, -1)  # [n*rows*d, O*B*P]
-        out = torch.mm(basis.T, mixed) if out is None else torch.addmm(out, basis.T, mixed)
-    assert out is not None  # every group has blocks of dimension 1
-    return out.view(order, len(weight), *x.shape[2:]).permute(2, 1, 0, 3, 4).contiguous()
+        blocks = torch.einsum("nbck,oik->nboci", part.spectrum.to(weight), weight).flatten(3).flatten(1, 2)  # [n, d*O, d*I]
+        found.append(blocks.repeat_interleave(part.basis.shape[1], dim=0))
+    return found
 
 
 class Frames(NamedTuple):
@@ -114,12 +114,129 @@ def fourier_frames(group: Group, kernel_size: int, filters: str) -> Frames:
 
 def group_conv(x: Tensor, weight: Tensor, group: Group, filters: str, sampling: Sampling) -> Tensor:
     """The group convolution with filters `weight` [O, I, G, P]: [B, I, G, H, W] -> [B, O, G, H', W']."""
-    functions, turns = (part.to(x) for part in fourier_frames(group, sampling.kernel_size, filters))
-    fields, order = x.shape[1:3]
-    bank = functions.flatten(0, 1).unsqueeze(1)  # [G*Q, 1, K, K]
-    seen = F.conv2d(x.flatten(0, 1), bank, None, sampling.stride, sampling.padding, sampling.dilation, groups=order)
-    seen = seen.unflatten(1, (order, -1)).unflatten(0, (-1, fields)).permute(2, 1, 3, 0, 4, 5).flatten(1, 2)
-    return _mix(seen, torch.einsum("kqp,oikp->oiqk", turns, weight).flatten(1, 2), group)  # of [G, I*Q, B, H', W']
+    return transform(x, filter_blocks(weight, group, filters, sampling.kernel_size), group, Sight(filters, sampling))
+
+
+def filter_blocks(weight: Tensor, group: Group, filters: str, kernel_size: int) -> list[Tensor]:
+    """`weight_blocks` of filters [O, I, G, P], for the I*Q maps that Q functions make of I fields."""
+    turns = fourier_frames(group, kernel_size, filters).turns.to(weight)
+    return weight_blocks(torch.einsum("kqp,oikp->oiqk", turns, weight).flatten(1, 2), group)
+
+
+class Sight(NamedTuple):
+    """How fields are seen before they are mixed: through the functions of these filters, at these positions."""
+
+    filters: str
+    sampling: Sampling
+
+
+def transform(x: Tensor, blocks: Sequence[Tensor], group: Group, sight: Sight | None = None) -> Tensor:
+    """Mixes fields by matrices in the basis of the group: x [B, I, G, H, W] -> [B, O, G, H', W']."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        lower = torch.get_autocast_dtype(device)
+        x, blocks = x.to(lower), [block.to(lower) for block in blocks]
+    with torch.autocast(device, enabled=False):
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return _Steps(x, blocks, group, sight).run(x)
+        out: Tensor = _InParts.apply(x, group, sight, *blocks)
+        return out
+
+
+class _Steps:
+    """The linear steps of `transform` and their transposes, for some samples.
+
+    With the group first and positions last, [G, I, B, H, W], every step but the convolution is one large matrix product.
+    """
+
+    def __init__(self, x: Tensor, blocks: Sequence[Tensor], group: Group, sight: Sight | None) -> None:
+        parts = fourier_blocks(group)
+        self.basis = torch.cat([part.basis.flatten(0, 2) for part in parts]).to(x)  # [G, G]
+        self.counts, self.dims = [part.basis.shape[:3].numel() for part in parts], [part.basis.shape[2] for part in parts]
+        self.blocks, self.order, self.fields, self.size = blocks, group.order, x.shape[1], (x.shape[3], x.shape[4])
+        self.out_fields, self.functions = blocks[0].shape[1], 1
+        self.sampling, self.bank = None if sight is None else sight.sampling, x
+        if sight is not None:
+            functions = fourier_frames(group, sight.sampling.kernel_size, sight.filters).functions
+            self.functions, self.bank = functions.shape[1], functions.to(x).flatten(0, 1).unsqueeze(1)  # [G*Q, 1, K, K]
+            self.size = sight.sampling.output_size(x.shape[3]), sight.sampling.output_size(x.shape[4])
+
+    def run(self, x: Tensor) -> Tensor:
+        mixed = self.mix(self.analyse(x), self.blocks)
+        out = torch.mm(self.basis.T, mixed).view(self.order, self.out_fields, len(x), *self.size)
+        return out.permute(2, 1, 0, 3, 4).contiguous()  # [B, O, G, H', W']
+
+    def analyse(self, x: Tensor) -> Tensor:
+        """The coefficients of what is seen of x: [G, I*Q*B*P]."""
+        seen = x.unsqueeze(3)  # [B, I, G, Q, H', W']
+        if self.sampling is not None:
+            maps = F.conv2d(x.flatten(0, 1), self.bank, None, *self._sampling(), groups=self.order)
+            seen = maps.unflatten(1, (self.order, self.functions)).unflatten(0, (len(x), self.fields))
+        return torch.mm(self.basis, seen.permute(2, 1, 3, 0, 4, 5).reshape(self.order, -1))
+
+    def analyse_transposed(self, grad: Tensor, x: Tensor) -> Tensor:
+        """The gradient of x, given that of its coefficients."""
+        grad = torch.mm(self.basis.T, grad).view(self.order, self.fields, self.functions, len(x), *self.size)
+        grad = grad.permute(3, 1, 0, 2, 4, 5)  # [B, I, G, Q, H', W']
+        if self.sampling is None:
+            return grad.squeeze(3)
+        sampling = [[value, value] for value in self._sampling()]
+        maps = grad.reshape(len(x) * self.fields, -1, *self.size)
+        found = torch.ops.aten.convolution_backward(
+            maps, x.flatten(0, 1), self.bank, None, *sampling, False, [0, 0], self.order, [True, False, False]
+        )
+        return found[0].view_as(x)
+
+    def _sampling(self) -> tuple[int, int, int]:
+        assert self.sampling is not None
+        return self.sampling.stride, self.sampling.padding, self.sampling.dilation
+
+    def mix(self, coefficients: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """[G, I*Q*B*P] -> [G, O*B*P], or back with transposed blocks."""
+        matrices = zip(blocks, self.split(coefficients, blocks[0].shape[2]), strict=True)
+        mixed = [torch.bmm(block, part).view(count, -1) for count, (block, part) in zip(self.counts, matrices, strict=True)]
+        return torch.cat(mixed)
+
+    def split(self, coefficients: Tensor, fields: int) -> list[Tensor]:
+        """[G, fields*B*P] -> the matrices [n*rows, d*fields, B*P] that meet the blocks."""
+        parts = zip(coefficients.split(self.counts), self.dims, strict=True)
+        return [part.view(len(part) // dim, dim * fields, -1) for part, dim in parts]
+
+    def parts(self, x: Tensor) -> Iterator[slice]:
+        """Samples to take at a time. Elsewhere than on a CPU all of them: there are no caches to fit into."""
+        entries = self.order * self.size[0] * self.size[1] * max(self.fields * self.functions, self.out_fields)
+        some = max(1, CACHE // max(1, entries * x.element_size())) if x.is_cpu else max(1, len(x))
+        return (slice(start, start + some) for start in range(0, len(x), some))
+
+
+class _InParts(torch.autograd.Function):
+    """`_Steps.run`, some samples at a time in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, sight: Sight | None, *blocks: Tensor) -> Tensor:
+        steps = _Steps(x, blocks, group, sight)
+        out = x.new_empty(len(x), steps.out_fields, steps.order, *steps.size)
+        for part in steps.parts(x):
+            out[part] = steps.run(x[part])
+        ctx.save_for_backward(x, *blocks)
+        ctx.group, ctx.sight = group, sight
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *blocks = ctx.saved_tensors
+        steps = _Steps(x, blocks, ctx.group, ctx.sight)
+        transposed = [block.mT for block in blocks]
+        grad_x, grad_blocks = torch.empty_like(x), [torch.zeros_like(block) for block in blocks]
+        for part in steps.parts(x):
+            mixed = torch.mm(steps.basis, grad[part].permute(2, 1, 0, 3, 4).reshape(steps.order, -1))
+            seen = steps.split(steps.analyse(x[part]), steps.fields * steps.functions)
+            for found, a, b in zip(grad_blocks, steps.split(mixed, steps.out_fields), seen, strict=True):
+                found.baddbmm_(a, b.mT)
+            if ctx.needs_input_grad[0]:
+                grad_x[part] = steps.analyse_transposed(steps.mix(mixed, transposed), x[part])
+        return grad_x if ctx.needs_input_grad[0] else None, None, None, *grad_blocks
 
 
 def multiply_adds(group: Group, in_channels: int, out_channels: int) -> int:
