@@ -34,7 +34,7 @@ class Rates(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What both algorithms take in a forward pass, or in a forward and a backward pass, which at least so many samples share."""
+    """What both algorithms take in a forward pass, or in a forward and a backward pass, that at least so many samples share."""
 
     dense: Rates
     fourier: Rates

@@ -24,7 +24,7 @@ the input, which is all that is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -36,9 +36,10 @@ from torch.autograd.function import once_differentiable
 from revit.actions import kernel_bank, turn_index, turn_table
 from revit.exactness import Sampling
 from revit.groups import Group
+from revit.nn.threads import on_threads
 
-CACHE = 2**22
-"""Bytes of coefficients that go through all steps at a time: measured, from 2 to 8 MiB make no difference."""
+CACHE = 2**21
+"""Bytes of coefficients that go through all steps at a time, on each thread: from half of it to its double all are alike."""
 
 
 class Blocks(NamedTuple):
@@ -202,11 +203,11 @@ class _Steps:
         parts = zip(coefficients.split(self.counts), self.dims, strict=True)
         return [part.view(len(part) // dim, dim * fields, -1) for part, dim in parts]
 
-    def parts(self, x: Tensor) -> Iterator[slice]:
+    def parts(self, x: Tensor) -> list[slice]:
         """Samples to take at a time. Elsewhere than on a CPU all of them: there are no caches to fit into."""
         entries = self.order * self.size[0] * self.size[1] * max(self.fields * self.functions, self.out_fields)
         some = max(1, CACHE // max(1, entries * x.element_size())) if x.is_cpu else max(1, len(x))
-        return (slice(start, start + some) for start in range(0, len(x), some))
+        return [slice(start, start + some) for start in range(0, len(x), some)]
 
 
 class _InParts(torch.autograd.Function):
@@ -216,8 +217,12 @@ class _InParts(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: Group, sight: Sight | None, *blocks: Tensor) -> Tensor:
         steps = _Steps(x, blocks, group, sight)
         out = x.new_empty(len(x), steps.out_fields, steps.order, *steps.size)
-        for part in steps.parts(x):
-            out[part] = steps.run(x[part])
+
+        def work(parts: list[slice]) -> None:
+            for part in parts:
+                out[part] = steps.run(x[part])
+
+        on_threads(work, steps.parts(x))
         ctx.save_for_backward(x, *blocks)
         ctx.group, ctx.sight = group, sight
         return out
@@ -228,15 +233,23 @@ class _InParts(torch.autograd.Function):
         x, *blocks = ctx.saved_tensors
         steps = _Steps(x, blocks, ctx.group, ctx.sight)
         transposed = [block.mT for block in blocks]
-        grad_x, grad_blocks = torch.empty_like(x), [torch.zeros_like(block) for block in blocks]
-        for part in steps.parts(x):
-            mixed = torch.mm(steps.basis, grad[part].permute(2, 1, 0, 3, 4).reshape(steps.order, -1))
-            seen = steps.split(steps.analyse(x[part]), steps.fields * steps.functions)
-            for found, a, b in zip(grad_blocks, steps.split(mixed, steps.out_fields), seen, strict=True):
-                found.baddbmm_(a, b.mT)
-            if ctx.needs_input_grad[0]:
-                grad_x[part] = steps.analyse_transposed(steps.mix(mixed, transposed), x[part])
-        return grad_x if ctx.needs_input_grad[0] else None, None, None, *grad_blocks
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+
+        def work(parts: list[slice]) -> list[Tensor]:
+            grad_blocks = [torch.zeros_like(block) for block in blocks]
+            for part in parts:
+                mixed = torch.mm(steps.basis, grad[part].permute(2, 1, 0, 3, 4).reshape(steps.order, -1))
+                seen = steps.split(steps.analyse(x[part]), steps.fields * steps.functions)
+                for found, a, b in zip(grad_blocks, steps.split(mixed, steps.out_fields), seen, strict=True):
+                    found.baddbmm_(a, b.mT)
+                if grad_x is not None:
+                    grad_x[part] = steps.analyse_transposed(steps.mix(mixed, transposed), x[part])
+            return grad_blocks
+
+        some, *others = on_threads(work, steps.parts(x))
+        for found in others:
+            torch._foreach_add_(some, found)
+        return grad_x, None, None, *some
 
 
 def multiply_adds(group: Group, in_channels: int, out_channels: int) -> int:

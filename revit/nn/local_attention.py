@@ -15,14 +15,15 @@ L pixels of all streams that are taken at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
+
+from revit.nn.threads import on_threads
 
 CHUNK = 2**17
 """Entries of one tensor of a step, which makes a step small enough for the cache and large enough to be worth a call."""
@@ -61,7 +62,7 @@ def _forward(
             streams.share(encodings, elements)
             out[part] = streams.images(streams.mean())
 
-    _on_threads(work, _parts(q, encoding_of))
+    on_threads(work, _parts(q, encoding_of))
     return out
 
 
@@ -95,7 +96,7 @@ def _backward(
             grad_v[part] = streams.images(streams.grad_near_values[middle][middle])
         return grad_encodings, grad_elements
 
-    some = _on_threads(work, _parts(q, encoding_of))
+    some = on_threads(work, _parts(q, encoding_of))
     grad_encodings, grad_elements = (torch.stack(grads).sum(0) for grads in zip(*some, strict=True))
     return grad_q, grad_k, grad_v, grad_encodings, grad_elements
 
@@ -321,7 +322,6 @@ class StreamsBackward(Streams):
 
 
 S = TypeVar("S", bound=Streams)
-T = TypeVar("T")
 
 
 def _parts(q: Tensor, encoding_of: Tensor) -> list[Part]:
@@ -344,22 +344,6 @@ def _with_memory(
         if streams is None or streams.shape[0] != len(samples):
             streams = kind(samples, len(encodings), encoding_of, size)
         yield part, streams
-
-
-def _on_threads(work: Callable[[list[Part]], T], parts: list[Part]) -> list[T]:
-    """Shares the parts out among as many threads as torch may use, each of which computes alone.
-
-    An operation takes some ten microseconds. Split between two cores, most of that would go into waiting for each other.
-    """
-    threads = torch.get_num_threads()
-    shares = [share for i in range(threads) if (share := parts[i::threads])]
-    if len(shares) < 2:
-        return [work(parts)]
-    try:
-        with ThreadPoolExecutor(len(shares), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(torch.no_grad()(work), shares))
-    finally:
-        torch.set_num_threads(threads)  # that of each thread, but also the one that later threads start with
 
 
 def _products(out: Tensor, some: Iterable[Tensor], others: Iterable[Tensor]) -> Products:
