@@ -2,6 +2,7 @@
 
 from revit import nn
 from revit.actions import act_on_features, act_on_plane
+from revit.deployment import deploy
 from revit.equivariance import assert_equivariant, equivariance_error, prediction_consistency
 from revit.exactness import EquivarianceError
 from revit.groups import Group
@@ -17,6 +18,7 @@ __all__ = [
     "act_on_plane",
     "assert_equivariant",
     "create_model",
+    "deploy",
     "equivariance_error",
     "list_models",
     "nn",

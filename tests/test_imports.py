@@ -18,15 +18,18 @@ ALLOWED = {
     "actions": {"groups", "filters"},
     "equivariance": {"groups", "actions"},
     "nn": {"groups", "exactness", "filters", "actions"},
-    "models": {"groups", "exactness", "nn"},
+    "deployment": {"groups", "exactness", "nn"},
+    "models": {"groups", "exactness", "nn", "deployment"},
     "data": set(),
     "evaluation": {"groups", "actions", "equivariance", "data"},
     "training": {"data", "evaluation"},
     "recipes": set(),
     "reproduce": {"groups", "actions", "nn", "models", "data", "evaluation"},
-    "cli": {"groups", "models", "data", "evaluation", "training", "reproduce"},
+    "cli": {"groups", "models", "data", "evaluation", "training", "reproduce", "export"},
     "__main__": {"cli"},
-    "": {"groups", "exactness", "actions", "equivariance", "nn", "models"},
+    "int8": set(),
+    "export": {"deployment", "evaluation", "int8"},
+    "": {"groups", "exactness", "actions", "deployment", "equivariance", "nn", "models"},
 }
 
 

@@ -179,7 +179,7 @@ class CvT(TokenTransformer):
             if i == 0:
                 keep("lift", x)
             if i == len(self.stages) - 1 and self.cls_token is not None:
-                x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), dim=1)
+                x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
             for j, block in enumerate(stage.blocks):
                 x = keep(f"stages.{i}.blocks.{j}", block(x, *size))
         return keep("pre_class", self.norm(x))

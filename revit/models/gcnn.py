@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revit.deployment import deploy
 from revit.exactness import EquivarianceError, next_multiple
 from revit.groups import Group
 from revit.models.features import features_by_name
@@ -51,6 +52,8 @@ class HalvingConv(nn.Module):
     n/2 pixels. Both together are a 4 x 4 kernel with the parameters of a 3 x 3 one.
     """
 
+    output_of = "conv"
+
     def __init__(
         self, group: Group, in_channels: int, out_channels: int, *, odd: bool, bias: bool, filters: str, strict: bool
     ) -> None:
@@ -73,6 +76,8 @@ class HalvingConv(nn.Module):
 
 class ConvLayer(nn.Module):
     """Convolution, norm and ReLU; then 2 x 2 max-pooling and dropout. All but the convolution can be missing."""
+
+    folds = (("conv", "norm"),)
 
     def __init__(
         self, conv: LiftingConv | GroupConv | HalvingConv, norm: str | None, *, halve: bool = False,
@@ -99,6 +104,8 @@ class ConvHead(nn.Module):
 
     `norm` adds a norm and ReLU between the two, as All-CNN-C has. `num_classes=0` leaves the pooled features [B, C].
     """
+
+    folds = (("fc", "norm"),)
 
     def __init__(
         self, group: Group, channels: int, num_classes: int, *, kernel_size: int = 1, bias: bool = False,
@@ -217,6 +224,10 @@ class GCNN(nn.Module):
         """A fresh head for another number of classes; 0 makes the model return its invariant features [B, C]."""
         like = next(self.layers.parameters())
         self.head = self.make_head(num_classes).to(device=like.device, dtype=like.dtype).train(self.training)
+
+    def deploy(self) -> Self:
+        """A copy in plain convolutions with folded norms and the same outputs: the one to ship."""
+        return deploy(self)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that weight decay should leave alone: norms and biases."""

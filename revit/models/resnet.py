@@ -51,6 +51,8 @@ class Stem(nn.Module):
     and 3 x 3, exact at odd sizes only.
     """
 
+    folds = (("conv", "norm"),)
+
     def __init__(
         self,
         group: Group,
@@ -94,6 +96,8 @@ class ResidualBlock(nn.Module):
     3 x 3 has the stride. The shortcut is the identity where it can be, else a 1 x 1 convolution: where the stride is 2, of the
     mean over 2 x 2 pixels, or with `odd` of every second pixel, which is exact at odd sizes only.
     """
+
+    folds = (("conv", "norm"),)
 
     def __init__(
         self, group: Group, in_channels: int, width: int, *, stride: int, bottleneck: bool, norm: str, odd: bool, filters: str,

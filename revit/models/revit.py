@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from revit.deployment import deploy
 from revit.groups import Group
 from revit.models.features import features_by_name
 from revit.models.input_size import check_images, trace_sizes
@@ -188,6 +189,10 @@ class REViT(nn.Module):
         like = next(self.stem.parameters())
         head = InvariantHead(self.num_features, num_classes, hidden=self.head_hidden, dropout=self.drop_rate, norm=self.norm)
         self.head = head.to(device=like.device, dtype=like.dtype).train(self.training)
+
+    def deploy(self) -> Self:
+        """A copy in plain convolutions with folded norms and the same outputs: the one to ship."""
+        return deploy(self)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trades time for memory in training: blocks are computed again in the backward pass."""

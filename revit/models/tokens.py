@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
+from revit.deployment import deploy
 from revit.groups import Group
 from revit.models.features import features_by_name
 from revit.nn.dropout import DropPath
@@ -46,6 +47,8 @@ class TokenTransformer(nn.Module, ABC):
     pool: str
     head: nn.Module
     cls_token: nn.Parameter | None
+    folds = ()
+    """Its own parameters, the embeddings, stay as they are in `deploy`."""
 
     @abstractmethod
     def forward_features(self, x: Tensor, features: dict[str, Tensor] | None = None) -> Tensor:
@@ -74,6 +77,10 @@ class TokenTransformer(nn.Module, ABC):
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh classifier for another number of classes; 0 makes the model return its features [B, D]."""
         self.head = classifier(self.num_features, num_classes).to(next(self.parameters())).train(self.training)
+
+    def deploy(self) -> Self:
+        """A copy without what only training needs, with folded norms and the same outputs: the one to ship."""
+        return deploy(self)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that weight decay should leave alone: norms, biases, positions and the class token."""

@@ -108,7 +108,7 @@ class ViT(TokenTransformer):
         keep("lift", patches.flatten(2).transpose(1, 2))
         tokens = (patches + self._positions(size)).flatten(2).transpose(1, 2)  # [B, H'*W', D]
         if self.cls_token is not None:
-            tokens = torch.cat((self.cls_token.expand(len(x), -1, -1), tokens), dim=1)
+            tokens = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), tokens), dim=1)
         tokens = self.pos_drop(tokens)
         for i, block in enumerate(self.blocks):
             tokens = run_checkpointed(block, tokens) if self.grad_checkpointing and self.training else block(tokens)

@@ -69,8 +69,8 @@ def attentive_fields(x: Tensor, filters: Tensor, reduce: Tensor, expand: Tensor,
 
     seen = torch.cat((y.mean(dim=(-2, -1)), maximum(y, -2, -1))).transpose(1, 2)  # [2B, E*O*G, I]
     hidden = _per_pair(seen, reduce.permute(4, 0, 2, 1, 3).flatten(0, 2)).relu()  # [2B, E*O*G, C]
-    mean, peak = _per_pair(hidden, expand.permute(4, 0, 2, 1, 3).flatten(0, 2)).chunk(2)
-    to_fields = (mean + peak).sigmoid().transpose(1, 2)[..., None, None]  # c, [B, I, E*O*G, 1, 1]
+    of_both = _per_pair(hidden, expand.permute(4, 0, 2, 1, 3).flatten(0, 2)).unflatten(0, (2, x.shape[0])).sum(dim=0)
+    to_fields = of_both.sigmoid().transpose(1, 2)[..., None, None]  # c, [B, I, E*O*G, 1, 1]
 
     attended = to_fields * y
     total = attended.sum(dim=1)  # [B, E*O*G, H', W']
@@ -86,9 +86,9 @@ def attentive_fields(x: Tensor, filters: Tensor, reduce: Tensor, expand: Tensor,
 
 def _per_pair(x: Tensor, weight: Tensor) -> Tensor:
     """One matrix for each pair: [B, P, I] and [P, O, I] -> [B, P, O]. The batch takes the place of pixels: that is faster."""
-    pixels = x.permute(1, 2, 0).reshape(1, -1, len(x), 1)  # [1, P*I, B, 1]
+    pixels = x.permute(1, 2, 0).reshape(1, -1, x.shape[0], 1)  # [1, P*I, B, 1]
     out = F.conv2d(pixels, weight.flatten(0, 1)[..., None, None], groups=len(weight))
-    return out.view(*weight.shape[:2], len(x)).permute(2, 0, 1)
+    return out.view(*weight.shape[:2], x.shape[0]).permute(2, 0, 1)
 
 
 class AttentiveConv(nn.Module):
@@ -171,8 +171,7 @@ class ChannelAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         seen = torch.cat((x.mean(dim=(-2, -1), keepdim=True), x.amax(dim=(-2, -1), keepdim=True)))  # [2B, C, G, 1, 1]
-        mean, peak = self.fc2(self.fc1(seen).relu()).chunk(2)
-        return (mean + peak).sigmoid()
+        return self.fc2(self.fc1(seen).relu()).unflatten(0, (2, x.shape[0])).sum(dim=0).sigmoid()
 
 
 class SpatialAttention(nn.Module):
