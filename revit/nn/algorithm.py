@@ -41,8 +41,8 @@ class Pass(NamedTuple):
     samples: int
 
 
-INFERENCE = Pass(Rates(3.6e-5, 9.2e-12, 3.6e-10), Rates(1.8e-4, 1.38e-11, 1.05e-9, 3.6e-9, 2.2e-12), samples=1)
-TRAINING = Pass(Rates(3.9e-4, 3.14e-11, 1.07e-9), Rates(9.5e-4, 4.7e-11, 2.0e-9, 9.2e-9, 7.8e-11), samples=8)
+INFERENCE = Pass(Rates(4.5e-5, 9.8e-12, 2.8e-10), Rates(1.7e-4, 1.56e-11, 7.3e-10, 2.5e-9, 2.2e-11), samples=1)
+TRAINING = Pass(Rates(4.0e-4, 3.3e-11, 7.3e-10), Rates(8.4e-4, 4.4e-11, 1.7e-9, 7.0e-9, 1.0e-10), samples=8)
 
 
 class Work(NamedTuple):
