@@ -12,11 +12,12 @@ COMMANDS = {
     "eval": "accuracy, per class, confusion matrix and calibration of a run",
     "predict": "images, folders or globs to a CSV of labels and probabilities",
     "audit": "does a model turn with its images? any model: table, pictures, one-page report",
+    "export": "a model as an ONNX or torch.export file, compared and audited",
     "reproduce": "a table or figure of the paper, ours beside theirs",
     "models": "the models that can be built",
     "recipes": "the recipes that can be trained",
     "data": "which datasets are here, where they came from, a sheet of samples",
-    "benchmark": "measure the loader, or what models cost, on this machine",
+    "benchmark": "measure the loader or what models cost on this machine; plan a run on GPUs",
 }
 MODULES = {"eval": "evaluate", "models": "listing", "recipes": "listing"}
 OVERVIEW = """\
