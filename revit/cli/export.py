@@ -27,8 +27,9 @@ from revit.training.run_folder import environment
 
 USAGE = "RUN|MODEL --out FILE [--format onnx|torch-export] [--int8] [--images FILES] [--size N]"
 ABOUT = """Writes a trained run, or a registered model with random weights, as plain convolutions and matrix products for any
-batch size, and for any height and width where the model allows it. Before FILE appears, it is run (ONNX in onnxruntime), compared
-with the model and audited. FILE.json beside it holds the classes, the normalisation and the sizes at which the file is exact."""
+batch size, and for any height and width where the model allows it. Before FILE appears, it is run (ONNX in onnxruntime),
+compared with the model and audited. A JSON file of the same name beside it holds the classes, the normalisation and the sizes
+at which the file is exact."""
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 LIMIT = 1e-4
 """Relative error under an exact turn or mirror that a float32 file may have, where the model itself has no more."""
