@@ -58,7 +58,7 @@ def measured_macs(model: nn.Module, x: Tensor) -> MultiplyAdds:
     Products of a batch of matrices are attention, all others have a weight. torch (2.13) does not count fused attention on
     the CPU; here it is counted. Filter banks are built beforehand: they are the same for every image.
     """
-    counter = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
+    counter = FlopCounterMode(display=False, custom_mapping=UNCOUNTED)
     with evaluating(model):
         model(x)
         with counter:
@@ -130,4 +130,14 @@ def _fused_attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any)
     return 2 * batch * heads * queries * key[2] * (dim + value[3])
 
 
-_UNCOUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops}
+def _fused_attention_backward_flops(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    """The scores again and their gradient, and the gradients of Q, K and V: three products over D and two over D'."""
+    batch, heads, queries, dim = query
+    return 2 * batch * heads * queries * key[2] * (3 * dim + 2 * value[3])
+
+
+UNCOUNTED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _fused_attention_backward_flops,
+}
+"""Formulas for what torch does not count: fused attention on the CPU."""

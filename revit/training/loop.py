@@ -6,12 +6,13 @@ the same weights, bit for bit, as one that was not.
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from revit.data.loader import Batch, EvalLoader, TrainLoader
 from revit.data.randomness import key
@@ -31,6 +33,7 @@ from revit.training.progress import Progress, Watcher
 from revit.training.recipe import TrainOptions
 from revit.training.run_folder import RunFolder
 from revit.training.schedule import learning_rate, momentum
+from revit.training.sharding import load_whole, shard, whole, whole_tensors
 
 RAW = "raw/"  # the weights themselves, where `model.safetensors` holds their average
 
@@ -47,6 +50,7 @@ class Step:
     correct: int
     images: int
     stop: bool  # some process was asked to
+    save: bool  # it is time for a checkpoint
 
 
 class Training:
@@ -69,14 +73,19 @@ class Training:
         if options.grad_checkpointing:
             _enable_grad_checkpointing(self.model)
         self.average = AveragedModel(self.model, options.ema) if options.ema else None
+        self.sharded = options.sharding == "fsdp" and accelerator.num_processes > 1
+        # A sharded model computes only if all processes do. Their shares of the validation images differ, so they need a copy.
+        self.copy = copy.deepcopy(self.model) if self.sharded and not self.average else None
+        if self.sharded:
+            shard(self.model, accelerator.device, accelerator.num_processes)
         self.optimizer = make_optimizer(self.model, options)
-        self.wrapped = accelerator.prepare_model(self.model)
+        self.wrapped = self.model if self.sharded else accelerator.prepare_model(self.model)
         self.progress, self.saved_at = Progress(), time.monotonic()
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model that counts: the average if there is one."""
-        return self.average.module if self.average else self.model
+        """The model that counts: the average if there is one. Never a sharded one."""
+        return self.average.module if self.average else self.copy or self.model
 
     @property
     def total_steps(self) -> int:
@@ -89,9 +98,8 @@ class Training:
         checkpoint = read_latest(self.folder.last)
         try:
             self.evaluated.load_state_dict(checkpoint.model)
-            if self.average:
-                raw = {name.removeprefix(RAW): t for name, t in checkpoint.trainer.items() if name.startswith(RAW)}
-                self.model.load_state_dict(raw)
+            raw = {name.removeprefix(RAW): t for name, t in checkpoint.trainer.items() if name.startswith(RAW)}
+            load_whole(self.model, raw if self.average else checkpoint.model)
             load_optimizer(self.optimizer, self.model, checkpoint.trainer)
             self.progress = Progress(**checkpoint.state)
         except (RuntimeError, KeyError, TypeError) as error:
@@ -101,7 +109,7 @@ class Training:
         """Trains the epochs that are left. `checkpoints/best` is the epoch that validation chooses."""
         for watcher in self.watchers:
             watcher.started(self.progress, self.train_loader.steps)
-        if not self.folder.last.exists():
+        if self.progress.epoch == self.progress.step == 0:
             self._save()  # a run that dies in its first steps can be resumed as well
         while self.progress.epoch < self.options.epochs and not self._stale():
             try:
@@ -142,7 +150,7 @@ class Training:
                     watcher.skipped(bad)
             if step.stop:
                 raise Interrupted(self.stop.number or signal.SIGTERM)  # the request may have reached another process only
-            if time.monotonic() - self.saved_at >= self.options.save_seconds:
+            if step.save:
                 self._save()
 
     def _set_schedule(self, now: int) -> float:
@@ -156,7 +164,7 @@ class Training:
         progress, accelerator = self.progress, self.accelerator
         torch.manual_seed(key(self.options.seed, progress.epoch, progress.step, accelerator.process_index, "dropout"))
         self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(5, dtype=torch.float64, device=accelerator.device)  # loss, right, images, not a number, stop
+        sums = torch.zeros(6, dtype=torch.float64, device=accelerator.device)  # loss, right, images, not a number, stop, save
         culprits: list[str] = []
         for i, part in enumerate(parts):
             images, targets = self.train_loader.prepare(part, progress.epoch, accelerator.device, self.dtype)
@@ -170,18 +178,20 @@ class Training:
             culprits += self._names(part.samples[broken.cpu().numpy()])
             right = logits.argmax(1) == targets.argmax(1)
             sums[:4] += torch.stack([t.double().sum() for t in (losses.detach(), right, torch.ones_like(right), broken)])
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip or math.inf)
+        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip or math.inf))
         sums[3] += (~torch.isfinite(norm)).double()
         sums[4] = float(bool(self.stop))
+        late = time.monotonic() - self.saved_at >= self.options.save_seconds
+        sums[5] = float(late and accelerator.is_main_process)  # one clock for all
         if accelerator.num_processes > 1:
             sums = accelerator.reduce(sums)
-        loss, correct, images_seen, broken_losses, stop = sums.tolist()
+        loss, correct, images_seen, broken_losses, stop, save = sums.tolist()
         if broken_losses:
             everything = self._names(np.concatenate([part.samples for part in parts]))
             what = "the loss of" if culprits else "the gradient of a batch with"
             raise TrainingError(self._broken(what, culprits or everything))
         self.optimizer.step()
-        return Step(loss, int(correct), int(images_seen), bool(stop))
+        return Step(loss, int(correct), int(images_seen), bool(stop), bool(save))
 
     def _check_pixels(self, images: Tensor, part: Batch) -> None:
         broken = ~torch.isfinite(images).flatten(1).all(1)
@@ -190,6 +200,9 @@ class Training:
 
     def _exchanged(self, last: bool) -> AbstractContextManager[Any]:
         """Processes exchange gradients once a step, with its last part."""
+        if self.sharded:
+            cast(FSDPModule, self.model).set_requires_gradient_sync(last)
+            return nullcontext()
         return nullcontext() if last else self.accelerator.no_sync(self.wrapped)
 
     def _names(self, samples: NDArray[np.int64]) -> list[str]:
@@ -203,7 +216,10 @@ class Training:
         )
 
     def _validate(self) -> dict[str, Any]:
-        outputs = collect_logits(self.evaluated, self.val_loader, self.accelerator.device, self.dtype, check=self.stop.check)
+        if self.copy:
+            self.copy.load_state_dict(whole_tensors(self.model.state_dict()))
+        check = None if self.sharded else self.stop.check  # what processes save together, they stop together: after a step
+        outputs = collect_logits(self.evaluated, self.val_loader, self.accelerator.device, self.dtype, check=check)
         losses = F.cross_entropy(outputs.logits.double(), outputs.labels, reduction="sum")
         right = (outputs.logits.argmax(1) == outputs.labels).double().sum()
         sums = torch.stack([losses, right, torch.tensor(float(len(outputs.labels)), dtype=torch.float64)])
@@ -219,11 +235,15 @@ class Training:
 
     def _save(self) -> None:
         self.saved_at = time.monotonic()
+        if not (self.accelerator.is_main_process or self.sharded):
+            return
+        tensors, weights = optimizer_tensors(self.optimizer, self.model), whole_tensors(self.model.state_dict())
         if not self.accelerator.is_main_process:
             return
-        tensors = optimizer_tensors(self.optimizer, self.model)
         if self.average:
-            tensors |= {f"{RAW}{name}": tensor for name, tensor in self.model.state_dict().items()}
+            tensors |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
+        elif self.copy:
+            self.copy.load_state_dict(weights)
         self._write("last", tensors)
         self.folder.write_results(self.progress.history)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from revit.training.recipe import TrainOptions
+from revit.training.sharding import shared_like, whole
 
 PREFIX = "optimizer/"
 
@@ -24,9 +25,9 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The state as tensors by name: "optimizer/head.fc.weight/exp_avg", ..."""
+    """The state as whole tensors by name: "optimizer/head.fc.weight/exp_avg", ..."""
     return {
-        f"{PREFIX}{name}/{key}": value
+        f"{PREFIX}{name}/{key}": whole(value)
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
@@ -38,10 +39,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: 
     optimizer.state.clear()
     for name, key, value in _entries(tensors):
         parameter = parameters[name]
-        on_device = value.clone() if key == "step" else value.to(parameter.device, parameter.dtype)
         if key != "step" and value.shape != parameter.shape:
             raise RuntimeError(f"optimiser state of {name} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
-        optimizer.state[parameter][key] = on_device
+        optimizer.state[parameter][key] = value.clone() if key == "step" else shared_like(value, parameter)
 
 
 def _entries(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:

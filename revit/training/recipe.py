@@ -15,6 +15,7 @@ from revit.data.spec import DataOptions
 
 SCHEDULES = ("onecycle", "cosine", "constant")
 PRECISIONS = ("float32", "bf16", "float64")
+SHARDINGS = ("ddp", "fsdp")
 MAX_RECIPE_BYTES = 1_000_000
 
 
@@ -101,6 +102,7 @@ class TrainOptions:
         ema: Decay of the moving average of the weights that is evaluated and saved; 0 for none.
         early_stopping: Stop after this many epochs without a better validation accuracy; 0 for never.
         grad_checkpointing: Compute blocks again in the backward pass instead of storing them.
+        sharding: What processes have of the weights: ddp (each has all) or fsdp (each has a part); the step is the same.
         seed: Of the initial weights, the order and the augmentation.
         save_seconds: A checkpoint at least this often, besides the one after each epoch.
     """
@@ -120,6 +122,7 @@ class TrainOptions:
     ema: float = 0.0
     early_stopping: int = 0
     grad_checkpointing: bool = False
+    sharding: str = "ddp"
     seed: int = 0
     save_seconds: float = 600.0
 
@@ -138,7 +141,7 @@ class TrainOptions:
                 raise RecipeError(f"train.{name} must be 0 or more, got {getattr(self, name)}")
         if not self.lr > 0:
             raise RecipeError(f"train.lr must be above 0, got {self.lr}")
-        for name, choices in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+        for name, choices in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("sharding", SHARDINGS)):
             if getattr(self, name) not in choices:
                 raise RecipeError(f"train.{name} must be {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.accumulate > self.batch_size:

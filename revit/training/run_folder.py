@@ -23,7 +23,7 @@ import yaml
 from revit.data.cache import whole_file
 from revit.training.recipe import Recipe, RecipeError, differences, read_recipe
 
-MAY_CHANGE = frozenset({"data.root", "data.workers", "data.memory_gb", "data.download", "train.save_seconds"})
+MAY_CHANGE = frozenset({"data.root", "data.workers", "data.memory_gb", "data.download", "train.save_seconds", "train.sharding"})
 """Options that do not change what is computed, so that a run can be resumed with other ones."""
 
 

@@ -104,4 +104,5 @@ class TensorBoard:
         pass
 
     def close(self) -> None:
-        self.writer.close()
+        if hasattr(self, "writer"):  # a run may fail before it starts
+            self.writer.close()

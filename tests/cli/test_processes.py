@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from revit.training.checkpoint import read_checkpoint
+from revit.training.checkpoint import read_checkpoint, read_latest
 from tests.cli.conftest import TINY
 
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -96,17 +96,43 @@ def test_ctrl_c_saves_and_exits_130(npz):
     assert state["epoch"] >= 1
 
 
+EXACT = ["--train.precision", "float64", "--model.norm", "layer", "--train.accumulate", "2", "--augment.mixup", "0.3"]
+
+
+def on_two_processes():
+    port = str(random.randint(20000, 40000))
+    return "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port, "-m", "revit"
+
+
 def test_two_processes_are_one_process(npz):
     """Same global batch, layer norm, float64: the same loss curve; no test image is counted twice."""
-    options = [
-        "--train.precision", "float64", "--model.norm", "layer", "--train.epochs", "3", "--train.accumulate", "2",
-        "--augment.mixup", "0.3", "--train.ema", "0.9",
-    ]  # fmt: skip
+    options = [*EXACT, "--train.epochs", "3", "--train.ema", "0.9"]
     run(command(npz, "--out", "one", *options))
-    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(random.randint(20000, 40000)))
-    run(command(npz, "--out", "two", *options, module=(*torchrun, "-m", "revit")))
+    run(command(npz, "--out", "two", *options, module=on_two_processes()))
+    same_runs(epochs=3)
+
+
+def test_two_sharded_processes_are_one_process(npz):
+    """FSDP, stopped and resumed: the same loss curve, and checkpoints that are whole."""
+    options = [*EXACT, "--train.epochs", "12"]
+    run(command(npz, "--out", "one", *options))
+    sharded = [*options, "--train.sharding", "fsdp", "--train.save_seconds", "0.05"]
+    process = subprocess.Popen(
+        command(npz, "--out", "two", *sharded, module=on_two_processes()), env=ONE_THREAD, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while process.poll() is None and not Path("two/results.csv").exists():
+        time.sleep(0.01)
+    process.terminate()  # torchrun passes it on; all processes stop after the same step
+    process.wait(timeout=60)
+    assert 1 <= read_latest(Path("two/checkpoints/last")).state["epoch"] < 12
+    run(command(npz, "--out", "two", *sharded, "--resume", module=on_two_processes()))
+    same_runs(epochs=12)
+
+
+def same_runs(epochs):
     one, two = (list(csv.DictReader(Path(f"{name}/results.csv").read_text().splitlines())) for name in ("one", "two"))
-    assert len(one) == len(two) == 3
+    assert len(one) == len(two) == epochs
     for a, b in zip(one, two, strict=True):
         for column in ("train_loss", "train_accuracy", "val_loss", "val_accuracy"):
             assert float(a[column]) == pytest.approx(float(b[column]), abs=1e-8), column
@@ -116,12 +142,12 @@ def test_two_processes_are_one_process(npz):
     assert results[0]["loss"] == pytest.approx(results[1]["loss"], abs=1e-8)
     assert results[1]["processes"] == 2
     first, second = weights("one"), weights("two")
+    assert first.keys() == second.keys()
     assert all(np.allclose(first[name], second[name], atol=1e-8) for name in first)
 
 
 def test_bad_input_on_two_processes_ends_both(npz):
-    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(random.randint(20000, 40000)))
-    words = [sys.executable, *torchrun, "-m", "revit", "train", "folder", "--data-root", "nowhere", *TINY]
+    words = [sys.executable, *on_two_processes(), "train", "folder", "--data-root", "nowhere", *TINY]
     finished = subprocess.run(words, env=ONE_THREAD, capture_output=True, text=True, timeout=120)
     assert finished.returncode != 0
     assert "error: nowhere: no such folder" in finished.stderr

@@ -24,6 +24,7 @@ def test_every_trainable_row_has_a_recipe():
         *(f"pcam_{group}" for group in ("z2", "p4", "p8", "p4m")),
         *(f"cifar10_{group}" for group in ("z2", "z2m", "p4m")),
         "imagenet_p4m",
+        "imagenet_p4m_shards",
         *(f"rotmnist_{group}_cnn" for group in ("z2", "p4", "p8")),
         *(f"cifar10_{group}_cnn" for group in ("z2", "z2m", "p4m")),
         *(f"pcam_{group}_cnn" for group in ("z2", "p4", "p4m")),
@@ -131,7 +132,7 @@ def test_recipes_build_their_model_and_their_size(name):
     assert recipe.data.name in list_datasets()
     channels, size, classes = {
         "rotmnist": (1, 28, 10), "rotmnist5k": (1, 28, 10), "cifar10": (3, 32, 10), "pcam": (3, 96, 2),
-        "imagenet": (3, 224, 1000), "folder": (3, 96, 2),
+        "imagenet": (3, 224, 1000), "shards": (3, 224, 1000), "folder": (3, 96, 2),
     }[recipe.data.name]  # fmt: skip
     spec = DataSpec(
         recipe.data.name,
