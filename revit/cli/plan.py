@@ -91,8 +91,7 @@ def run(words: list[str]) -> int:
     console, costs = Console(width=120), dict[bool, StepCost]()
     with console.status("two steps of a few images"):
         for checkpointing in (False, True) if can_checkpoint else (False,):
-            if can_checkpoint:
-                model.set_grad_checkpointing(checkpointing)
+            _set_checkpointing(model, checkpointing)
             costs[checkpointing] = step_cost(model, (size, size), options.channels, bf16=recipe.train.precision == "bf16")
 
     def in_parts(accumulate: int) -> list[Plan]:
@@ -119,9 +118,14 @@ def build(options: ModelOptions, channels: int, size: int, classes: int) -> nn.M
         check(size, size)
     for module in model.modules():
         algorithm = getattr(module, "algorithm", None)
-        if hasattr(algorithm, "renamed"):
+        if algorithm is not None and hasattr(algorithm, "renamed"):
             setattr(module, "algorithm", algorithm.renamed("dense"))  # noqa: B010 (a module says nothing of its attributes)
     return model
+
+
+def _set_checkpointing(model: Any, enable: bool) -> None:
+    if hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing(enable)
 
 
 def _checked(options: Namespace, recipe: Recipe) -> tuple[int, Hardware]:
@@ -241,8 +245,7 @@ def _check(options: ModelOptions, shape: tuple[int, int, int], batch: int, check
     """Predicted and real peak of a step, both in float32 and beyond weights and optimiser."""
     real = in_fresh_process(_real_step, options, shape, batch, checkpointing)
     model = build(options, *shape)
-    if checkpointing:
-        model.set_grad_checkpointing(True)
+    _set_checkpointing(model, checkpointing)
     predicted = step_cost(model, (shape[1], shape[1]), shape[0]).peak(batch)
     return {"checkpointing": checkpointing, "batch": batch, "predicted_bytes": predicted, "measured_bytes": real}
 
@@ -250,8 +253,7 @@ def _check(options: ModelOptions, shape: tuple[int, int, int], batch: int, check
 def _real_step(options: ModelOptions, shape: tuple[int, int, int], batch: int, checkpointing: bool) -> int:
     give_back_freed_memory()
     model = build(options, *shape)
-    if checkpointing:
-        model.set_grad_checkpointing(True)
+    _set_checkpointing(model, checkpointing)
     return step_memory(model, torch.randn(batch, shape[0], shape[1], shape[1]))
 
 
