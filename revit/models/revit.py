@@ -138,7 +138,7 @@ class REViT(nn.Module):
         for i, stage in enumerate(self.stages):
             x = stage.down(x)
             for j, block in enumerate(stage.blocks):
-                x = run_checkpointed(block, x) if self.grad_checkpointing and self.training else block(x)
+                x = run_checkpointed(block, x, [block]) if self.grad_checkpointing and self.training else block(x)
                 x = keep(f"stages.{i}.blocks.{j}", x)
         return keep("pre_class", x)
 

@@ -111,7 +111,7 @@ class ViT(TokenTransformer):
             tokens = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), tokens), dim=1)
         tokens = self.pos_drop(tokens)
         for i, block in enumerate(self.blocks):
-            tokens = run_checkpointed(block, tokens) if self.grad_checkpointing and self.training else block(tokens)
+            tokens = run_checkpointed(block, tokens, [block]) if self.grad_checkpointing and self.training else block(tokens)
             keep(f"blocks.{i}", tokens)
         return keep("pre_class", self.norm(tokens))
 

@@ -194,7 +194,7 @@ class GroupConvAttention(nn.Module):
         self.attn_dropout = check_rate("attn_dropout", attn_dropout)
         self.qkv = ConvProjection(self.group, channels, kernel_size, projection=projection, filters=filters)
         self.proj = GroupLinear(self.group, channels, channels, bias=False)
-        self.proj_drop = make_dropout(dropout, elementwise=elementwise_dropout)
+        self.proj_drop = make_dropout(dropout, elementwise=elementwise_dropout, inplace=True)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         """The size of the input; raises where windows cannot tile it symmetrically (or warns, if not strict)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -17,7 +17,11 @@ from revit.nn.normalization import make_norm
 
 
 class GroupMLP(nn.Module):
-    """Two 1x1 group convolutions, C -> ratio*C -> C, each with a norm, ReLU between: [B, C, G, H, W] -> same shape."""
+    """Two 1x1 group convolutions, C -> ratio*C -> C, each with a norm, ReLU between: [B, C, G, H, W] -> same shape.
+
+    The hidden map is the largest of a block. Training keeps it once, before its norm; what the second convolution has seen is
+    computed again in the backward pass, which takes a few percent of a step and saves a fifth of its memory.
+    """
 
     def __init__(
         self, group: Group | str, channels: int, *, ratio: float = 4, norm: str = "batch", dropout: float = 0.0,
@@ -30,14 +34,23 @@ class GroupMLP(nn.Module):
         self.fc1 = GroupLinear(group, channels, hidden, bias=False)
         self.norm1 = make_norm(norm, hidden)
         self.act = nn.ReLU(inplace=True)
-        self.drop1 = make_dropout(dropout, elementwise=elementwise_dropout)
+        self.drop1 = make_dropout(dropout, elementwise=elementwise_dropout, inplace=True)
         self.fc2 = GroupLinear(group, hidden, channels, bias=False)
         self.norm2 = make_norm(norm, channels)
-        self.drop2 = make_dropout(dropout, elementwise=elementwise_dropout)
+        self.drop2 = make_dropout(dropout, elementwise=elementwise_dropout, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.drop1(self.act(self.norm1(self.fc1(x))))
-        return self.drop2(self.norm2(self.fc2(x)))
+        x = self.fc1(x)
+        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            x = run_checkpointed(self._activate, x, [self.norm1])
+        else:
+            x = self._activate(x)
+        return self.drop2(self.norm2(x))
+
+    def _activate(self, x: Tensor) -> Tensor:
+        """ReLU and dropout commute: in this order both are done in place."""
+        out: Tensor = self.fc2(self.act(self.drop1(self.norm1(x))))
+        return out
 
 
 class TransformerBlock(nn.Module):
@@ -56,26 +69,30 @@ class TransformerBlock(nn.Module):
         return x + self.drop_path(self.scale2 * self.mlp(self.norm2(x)))
 
 
-def run_checkpointed(block: nn.Module, x: Tensor) -> Tensor:
-    """Runs a block and keeps only its input for the backward pass, which computes it again."""
+def run_checkpointed(run: Callable[[Tensor], Tensor], x: Tensor, modules: Iterable[nn.Module]) -> Tensor:
+    """Runs something and keeps only its input for the backward pass, which computes again what it needs of the rest.
+
+    `modules` are those that are run: the second pass must not count the batch twice in the statistics of batch norms.
+    """
+    norms = [module for part in modules for module in part.modules() if isinstance(module, _BatchNorm)]
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _frozen_statistics(block)
+        return nullcontext(), _frozen_statistics(norms)
 
-    return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+    out: Tensor = checkpoint(run, x, use_reentrant=False, context_fn=contexts)
+    return out
 
 
 @contextmanager
-def _frozen_statistics(block: nn.Module) -> Iterator[None]:
-    """The second pass must not count the batch twice in the running statistics of batch norms."""
-    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
+def _frozen_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
+    counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, momentum, count in zip(norms, momenta, counts, strict=True):
             norm.momentum = momentum
-            if norm.num_batches_tracked is not None:
-                norm.num_batches_tracked -= 1
+            if count is not None and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.copy_(count)  # not one less: parts that were computed again set it back themselves

@@ -33,10 +33,11 @@ class DropPath(nn.Module):
         return f"rate={self.rate:g}"
 
 
-def make_dropout(rate: float, *, elementwise: bool = False) -> nn.Module:
+def make_dropout(rate: float, *, elementwise: bool = False, inplace: bool = False) -> nn.Module:
     """Dropout for [B, C, G, H, W]: whole fields (equivariant for each draw), or single numbers as the released code does
-    (equivariant in distribution only, and as costly as a layer)."""
+    (equivariant in distribution only, and as costly as a layer). `inplace` is for what follows a norm or a convolution, which
+    need their input for the backward pass and not their output."""
     check_rate("dropout", rate)
     if rate == 0:
         return nn.Identity()
-    return nn.Dropout(rate) if elementwise else nn.Dropout3d(rate)
+    return nn.Dropout(rate, inplace) if elementwise else nn.Dropout3d(rate, inplace)

@@ -1,8 +1,11 @@
 """Norms, dropout, pooling, down-sampling, MLP, block and head; and every layer in one table of float64 exactness."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from revit.actions import act_on_features, act_on_plane
 from revit.equivariance import equivariance_error
@@ -215,7 +218,7 @@ def test_checkpointing_changes_nothing_but_memory():
     saved.load_state_dict(plain.state_dict())
     x = torch.randn(2, 4, 4, 6, 6, dtype=torch.float64)
     plain(x).square().sum().backward()
-    run_checkpointed(saved, x).square().sum().backward()
+    run_checkpointed(saved, x, [saved]).square().sum().backward()
     for (name, p), q in zip(plain.named_parameters(), saved.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12, msg=name)
     for (name, a), b in zip(plain.named_buffers(), saved.buffers(), strict=True):
@@ -255,3 +258,36 @@ def test_head_without_classes_returns_features():
     assert torch.equal(head(x), head(x, pre_logits=True)) and head(x).shape == (2, 4)
     with pytest.raises(ValueError, match="num_classes >= 0 and hidden >= 1, got -1"):
         InvariantHead(4, -1, hidden=8)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_mlp_computes_its_hidden_map_again_and_nothing_else(dropout):
+    """Gradients, statistics and the random numbers are those of an ordinary pass, and no product is computed twice."""
+    torch.manual_seed(0)
+    mlp = GroupMLP("p4", 3, dropout=dropout).double()
+    plain = copy.deepcopy(mlp)
+    x = torch.randn(4, 3, 4, 5, 5, dtype=torch.float64, requires_grad=True)
+    results = []
+    for module in (mlp, plain):
+        torch.manual_seed(1)
+        with FlopCounterMode(display=False) as counter:
+            if module is mlp:
+                out = module(x)
+            else:
+                hidden = nn.functional.dropout3d(module.norm1(module.fc1(x)).relu(), dropout)
+                out = module.drop2(module.norm2(module.fc2(hidden)))
+            x.grad = None
+            out.sin().sum().backward()
+        grads = [x.grad, *(parameter.grad for parameter in module.parameters())]
+        results.append(
+            [
+                out,
+                *grads,
+                *module.norm1.buffers(),
+                *module.norm2.buffers(),
+                torch.rand(3),
+                torch.tensor(counter.get_total_flops()),
+            ]
+        )
+    for ours, expected in zip(*results, strict=True):
+        assert torch.equal(ours, expected)
