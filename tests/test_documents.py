@@ -18,7 +18,11 @@ def code_blocks(path):
 
 @pytest.mark.parametrize(
     ("document", "index"),
-    [(name, index) for name in ("README.md", "docs/audit.md") for index in range(len(code_blocks(ROOT / name)))],
+    [
+        (name, index)
+        for name in ("README.md", "docs/audit.md", "docs/deployment.md")
+        for index in range(len(code_blocks(ROOT / name)))
+    ],
 )
 def test_code_of_the_documents_runs(document, index, capsys):
     exec(compile(code_blocks(ROOT / document)[index], document, "exec"), {})
