@@ -68,6 +68,7 @@ class REViT(nn.Module):
         neighbourhood: str = "window",
         window_size: int = 7,
         shift_windows: bool = False,
+        kv_reduction: int = 1,
         projection: str = "separable",
         filters: str = "auto",
         norm: str = "batch",
@@ -113,8 +114,8 @@ class REViT(nn.Module):
             for j in range(depth):
                 attn = GroupConvAttention(
                     group, dim, head_count, kernel_size=kernel_size, attention=attention, neighbourhood=neighbourhood,
-                    window_size=window_size, shifted=shift_windows and j % 2 == 1, projection=projection, filters=filters,
-                    attn_dropout=attn_drop_rate, strict=strict, **drop,
+                    window_size=window_size, shifted=shift_windows and j % 2 == 1, kv_reduction=kv_reduction,
+                    projection=projection, filters=filters, attn_dropout=attn_drop_rate, strict=strict, **drop,
                 )  # fmt: skip
                 mlp = GroupMLP(group, dim, ratio=mlp_ratio, norm=norm, **drop)
                 blocks.append(TransformerBlock(dim, attn, mlp, norm=norm, drop_path=next(rates)))

@@ -13,7 +13,8 @@ Three readings of "attention on the group", all equivariant, differ in what a to
 | `per_element` | a position, for each g| the fields of the head         | G * positions^2       |
 
 `joint` is what Eqs. 9-10 say; `spatial` is what the released code computes. N(x) is the whole map (`global`), the window
-that x lies in (`window`) or the K x K pixels around x (`local`).
+that x lies in (`window`) or the K x K pixels around x (`local`). On the whole map keys and values can be means of r x r pixels
+(`kv_reduction`), which turn with the map as pixels do: r^2 times fewer scores.
 
 Letters: B batch, N neighbourhoods, C fields, D fields per head, G elements, P positions in a neighbourhood.
 """
@@ -114,6 +115,21 @@ def attend_windows(q: Tensor, k: Tensor, v: Tensor, rows: Tiling, columns: Tilin
     return join_windows(out, rows, columns, height, width)
 
 
+def attend_map(q: Tensor, k: Tensor, v: Tensor, reduction: int, **options: Any) -> Tensor:
+    """G-CSA of maps [B, C, G, H, W] with N(x) the whole map, or the means of its parts of reduction x reduction pixels."""
+    keys, values = (reduce_map(x, reduction).flatten(-2).unsqueeze(1) for x in (k, v))  # [B, 1, C, G, P']
+    out = attend(q.flatten(-2).unsqueeze(1), keys, values, **options)
+    return out.squeeze(1).unflatten(-1, q.shape[-2:])
+
+
+def reduce_map(x: Tensor, reduction: int) -> Tensor:
+    """[B, C, G, H, W] -> [B, C, G, ceil(H/r), ceil(W/r)] by means of parts that lie symmetrically at every size."""
+    if reduction == 1:
+        return x
+    height, width = (-(-side // reduction) for side in x.shape[-2:])
+    return F.adaptive_avg_pool2d(x.flatten(1, 2), (height, width)).unflatten(1, x.shape[1:3])
+
+
 def attend_neighbours(q: Tensor, k: Tensor, v: Tensor, size: int, **options: Any) -> Tensor:
     """G-CSA of maps [B, C, G, H, W] with N(x) the size x size pixels around x (size odd); those outside are masked."""
     height, width = q.shape[-2:]
@@ -156,7 +172,8 @@ class GroupConvAttention(nn.Module):
     r"""Multi-head G-CSA: `W_out * concat_heads G-CSA(F)`, [B, C, G, H, W] -> [B, C, G, H, W].
 
     `window_size` is the side of the windows (`window`) or of the pixels around each pixel (`local`, odd). `shifted` moves the
-    windows by half their (even) size. `dropout` drops fields of the output, `attn_dropout` attention weights.
+    windows by half their (even) size. `kv_reduction` is the side of the parts of the map whose means are keys and values
+    (`global`). `dropout` drops fields of the output, `attn_dropout` attention weights.
     """
 
     def __init__(
@@ -170,6 +187,7 @@ class GroupConvAttention(nn.Module):
         neighbourhood: str = "global",
         window_size: int = 7,
         shifted: bool = False,
+        kv_reduction: int = 1,
         projection: str = "separable",
         filters: str = "auto",
         dropout: float = 0.0,
@@ -189,7 +207,11 @@ class GroupConvAttention(nn.Module):
             raise ValueError(f"window_size must be {kind} for {neighbourhood} attention, got {window_size}")
         if shifted and neighbourhood != "window":
             raise ValueError(f"only windows can be shifted, got neighbourhood={neighbourhood!r}")
-        self.attention, self.neighbourhood = attention, neighbourhood
+        if not isinstance(kv_reduction, int) or kv_reduction < 1:
+            raise ValueError(f"kv_reduction must be a whole number >= 1, got {kv_reduction!r}")
+        if kv_reduction > 1 and neighbourhood != "global":
+            raise ValueError(f"kv_reduction={kv_reduction} needs neighbourhood='global', got {neighbourhood!r}")
+        self.attention, self.neighbourhood, self.kv_reduction = attention, neighbourhood, kv_reduction
         self.windows = WindowGuard(self.group, window_size, shifted=shifted, strict=strict)
         self.attn_dropout = check_rate("attn_dropout", attn_dropout)
         self.qkv = ConvProjection(self.group, channels, kernel_size, projection=projection, filters=filters)
@@ -205,15 +227,16 @@ class GroupConvAttention(nn.Module):
     def attention_multiply_adds(self, height: int, width: int) -> int:
         """Products of queries with keys and of weights with values on a map of this size, of one image.
 
-        2 |G| C times the pairs of a pixel and a neighbour, (HW)^2 on the whole map and HW w^2 in windows of w (those
-        that padding adds are counted, for they are computed); `joint` pairs elements as well, which makes it |G| times that.
+        2 |G| C times the pairs of a pixel and a neighbour, (HW)^2 on the whole map, fewer with `kv_reduction`, and HW w^2 in
+        windows of w (those that padding adds are counted, for they are computed); `joint` pairs elements as well, which makes
+        it |G| times that.
         """
         if self.neighbourhood == "local":
             pairs = height * width * self.windows.window**2
+        elif self.neighbourhood == "global":
+            pairs = height * width * -(-height // self.kv_reduction) * -(-width // self.kv_reduction)
         else:
-            rows, columns = Tiling(height, 0, 0), Tiling(width, 0, 0)
-            if self.neighbourhood == "window":
-                rows, columns = self.windows.tilings(height, width)
+            rows, columns = self.windows.tilings(height, width)
             padded = (height + rows.before + rows.after) * (width + columns.before + columns.after)
             pairs = padded * rows.side * columns.side
         elements = self.group.order**2 if self.attention == "joint" else self.group.order
@@ -230,7 +253,7 @@ class GroupConvAttention(nn.Module):
         elif self.neighbourhood == "window":
             out = attend_windows(q, k, v, *self.windows.tilings(height, width), **options)
         else:
-            out = attend_windows(q, k, v, Tiling(height, 0, 0), Tiling(width, 0, 0), **options)
+            out = attend_map(q, k, v, self.kv_reduction, **options)
         return self.proj_drop(self.proj(out))
 
     def attention_map(self, x: Tensor, row: int, column: int) -> Tensor:
@@ -243,7 +266,9 @@ class GroupConvAttention(nn.Module):
         near = self._neighbours(row, column, *x.shape[-2:]).to(x.device)  # [H, W]
         q, k, _ = self.qkv(x)
         query = q[..., row, column].unflatten(1, (self.num_heads, -1))  # [B, heads, D, G]
-        keys = k[..., near].unflatten(1, (self.num_heads, -1))  # [B, heads, D, G, P]
+        keys = (reduce_map(k, self.kv_reduction).flatten(-2) if self.neighbourhood == "global" else k[..., near]).unflatten(
+            1, (self.num_heads, -1)
+        )  # [B, heads, D, G, P]
         dim, order, positions = keys.shape[2:]
         if self.attention == "joint":
             scores = torch.einsum("bndg,bndhs->bnghs", query, keys) / math.sqrt(dim)
@@ -254,8 +279,11 @@ class GroupConvAttention(nn.Module):
         else:
             scores = torch.einsum("bndg,bndgs->bngs", query, keys) / math.sqrt(dim)
             weights = scores.softmax(-1)  # [B, heads, G, P]
+        found = weights.mean((1, 2))  # [B, P]
+        if self.neighbourhood == "global":
+            return _spread(found, self.kv_reduction, *near.shape)
         out = weights.new_zeros(len(x), *near.shape)
-        out[:, near] = weights.mean((1, 2))
+        out[:, near] = found
         return out
 
     def _neighbours(self, row: int, column: int, height: int, width: int) -> Tensor:
@@ -277,8 +305,23 @@ class GroupConvAttention(nn.Module):
     def extra_repr(self) -> str:
         text = f"{self.group}, {self.channels} fields, {self.num_heads} heads, {self.attention}, {self.neighbourhood}"
         if self.neighbourhood == "global":
-            return text
+            return (
+                text
+                if self.kv_reduction == 1
+                else f"{text}, keys and values of {self.kv_reduction} x {self.kv_reduction} pixels"
+            )
         return f"{text} {self.windows.window}{' shifted' if self.windows.shifted else ''}"
+
+
+def _spread(weights: Tensor, reduction: int, height: int, width: int) -> Tensor:
+    """Weights of the parts of a map, [B, P'], as those of its pixels, [B, H, W]: what `reduce_map` does, transposed."""
+    rows, columns = (
+        reduce_map(torch.eye(side).to(weights)[:, None, None, :, None].expand(-1, -1, -1, -1, reduction), reduction)[
+            :, 0, 0, :, 0
+        ]
+        for side in (height, width)
+    )  # [H, H'], [W, W']
+    return rows @ weights.unflatten(1, (rows.shape[1], -1)) @ columns.T
 
 
 def check_heads(channels: int, num_heads: int) -> int:

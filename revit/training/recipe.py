@@ -39,6 +39,7 @@ class ModelOptions:
         neighbourhood: What a pixel attends to: global, window or local.
         window_size: Side of the windows or of the local neighbourhood.
         shift_windows: Shift every second block by half a window.
+        kv_reduction: Keys and values are means of parts of this side (with neighbourhood global); 1 for every pixel.
         projection: full or separable.
         filters: free, steerable, rbf, interpolate, or auto.
         norm: batch or layer.
@@ -64,6 +65,7 @@ class ModelOptions:
     neighbourhood: str | None = None
     window_size: int | None = None
     shift_windows: bool | None = None
+    kv_reduction: int | None = None
     projection: str | None = None
     filters: str | None = None
     norm: str | None = None

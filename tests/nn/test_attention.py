@@ -7,10 +7,11 @@ import torch.nn.functional as F
 
 from revit.actions import act_on_features
 from revit.equivariance import equivariance_error
+from revit.evaluation.complexity import measured_macs
 from revit.exactness import EquivarianceError, tile_axis
 from revit.groups import Group
 from revit.nn import ConvProjection, GroupConvAttention
-from revit.nn.attention import ATTENTIONS, NEIGHBOURHOODS, attend_neighbours, attend_windows
+from revit.nn.attention import ATTENTIONS, NEIGHBOURHOODS, attend_map, attend_neighbours, attend_windows
 from tests.conftest import EXACT_GROUPS
 
 
@@ -134,6 +135,28 @@ def test_attention_is_equivariant(exact_group, attention, neighbourhood, project
         assert equivariance_error(layer, x, exact_group, relative=True, reduction="max").max() <= 1e-12
 
 
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_reduced_keys_and_values_are_means_of_parts(attention):
+    """6 x 4 pixels in parts of 2 x 2: the loop over 3 x 2 keys, each the mean of four."""
+    q, k, v = torch.randn(3, 1, 4, 8, 6, 4, dtype=torch.float64)
+    means = [x[0].unflatten(-1, (2, 2)).unflatten(-3, (3, 2)).mean((-1, -3)) for x in (k, v)]  # [C, G, 3, 2]
+    out = attend_map(q, k, v, 2, attention=attention, num_heads=2)
+    pixels = list(itertools.product(range(6), range(4)))
+    for x in pixels:  # one query at a time, on a map of the size of the keys
+        query = q[0, :, :, x[0], x[1]][:, :, None, None].expand(-1, -1, 3, 2)
+        expected = LOOPS[attention](query, *means, 2, "global", 3)[..., 0, 0]
+        torch.testing.assert_close(out[0, :, :, x[0], x[1]], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_reduced_attention_is_equivariant_at_every_size(exact_group, attention):
+    layer = GroupConvAttention(exact_group, 4, 2, attention=attention, kv_reduction=2).double()
+    for size in ((6, 6), (7, 5), (1, 4)):
+        x = torch.randn(2, 4, layer.group.order, *size, dtype=torch.float64)
+        assert equivariance_error(layer, x, exact_group, relative=True, reduction="max").max() <= 1e-12
+    assert layer.attention_multiply_adds(7, 5) == measured_macs(layer, x.new_zeros(1, 4, layer.group.order, 7, 5)).attention
+
+
 def tile_attention(x, window, shift=0):
     """Windows padded at the far end only (the released code) or cyclically shifted (Swin's): a reference that can be wrong."""
     height, width = x.shape[-2:]
@@ -249,6 +272,8 @@ def test_attention_dropout_acts_in_training_only():
         ({"neighbourhood": "local", "window_size": 4}, "window_size must be odd and >= 1 for local attention, got 4"),
         ({"neighbourhood": "window", "window_size": 0}, "window_size must be >= 1"),
         ({"shifted": True}, "only windows can be shifted, got neighbourhood='global'"),
+        ({"kv_reduction": 0}, "kv_reduction must be a whole number >= 1, got 0"),
+        ({"kv_reduction": 2, "neighbourhood": "window"}, "kv_reduction=2 needs neighbourhood='global', got 'window'"),
         ({"attn_dropout": 1.5}, r"attn_dropout must be in \[0, 1\), got 1.5"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
     ],

@@ -61,7 +61,9 @@ def test_map_vs_loop(attention, neighbourhood, group):
 
 
 @pytest.mark.parametrize("group", ["p4", "p4m"])
-@pytest.mark.parametrize("options", [{"neighbourhood": n} for n in NEIGHBOURHOODS] + [{"shifted": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"neighbourhood": n} for n in NEIGHBOURHOODS] + [{"shifted": True}, {"kv_reduction": 4}], ids=str
+)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_map_turns_with_the_input(attention, options, group):
     """map(T_g F, g x) = T_g map(F, x) on a map that is not square, in a corner and inside."""
@@ -79,11 +81,11 @@ def test_map_turns_with_the_input(attention, options, group):
                 torch.testing.assert_close(layer.attention_map(turned, *there), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("neighbourhood", NEIGHBOURHOODS)
+@pytest.mark.parametrize("options", [{"neighbourhood": n} for n in NEIGHBOURHOODS] + [{"kv_reduction": 3}], ids=str)
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_map_is_what_forward_uses(attention, neighbourhood):
+def test_map_is_what_forward_uses(attention, options):
     """With one head and values that are the same in all elements, the output is the sum of the values by the map."""
-    layer = make_layer("p4", attention=attention, neighbourhood=neighbourhood)
+    layer = make_layer("p4", attention=attention, **options)
     layer.num_heads = 1
     features, values = make_features(layer, 5, 7), torch.randn(1, 1, 1, 5, 7, dtype=torch.float64)
     project = layer.qkv.forward
