@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
 
 from revit.actions import kernel_bank, turn_index, turn_table
 from revit.exactness import Sampling
@@ -138,9 +139,10 @@ def transform(x: Tensor, blocks: Sequence[Tensor], group: Group, sight: Sight | 
         lower = torch.get_autocast_dtype(device)
         x, blocks = x.to(lower), [block.to(lower) for block in blocks]
     with torch.autocast(device, enabled=False):
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
             return _Steps(x, blocks, group, sight).run(x)
-        out: Tensor = _InParts.apply(x, group, sight, *blocks)
+        filters, sampling = ("", Sampling(1)) if sight is None else sight
+        out: Tensor = _in_parts(x, list(blocks), group.name, filters, list(astuple(sampling)))
         return out
 
 
@@ -210,46 +212,89 @@ class _Steps:
         return [slice(start, start + some) for start in range(0, len(x), some)]
 
 
-class _InParts(torch.autograd.Function):
-    """`_Steps.run`, some samples at a time in both directions."""
+@torch.library.custom_op("revit::fourier_transform", mutates_args=())
+def _in_parts(x: Tensor, blocks: list[Tensor], group: str, filters: str, sampling: list[int]) -> Tensor:
+    """`_Steps.run`, some samples at a time on each thread: one operation, so that what counts operations sees all threads."""
+    steps = _Steps(x, blocks, Group.parse(group), _sight(filters, sampling))
+    out = x.new_empty(len(x), steps.out_fields, steps.order, *steps.size)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, sight: Sight | None, *blocks: Tensor) -> Tensor:
-        steps = _Steps(x, blocks, group, sight)
-        out = x.new_empty(len(x), steps.out_fields, steps.order, *steps.size)
+    def work(parts: list[slice]) -> None:
+        for part in parts:
+            out[part] = steps.run(x[part])
 
-        def work(parts: list[slice]) -> None:
-            for part in parts:
-                out[part] = steps.run(x[part])
+    on_threads(work, steps.parts(x))
+    return out
 
-        on_threads(work, steps.parts(x))
-        ctx.save_for_backward(x, *blocks)
-        ctx.group, ctx.sight = group, sight
-        return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *blocks = ctx.saved_tensors
-        steps = _Steps(x, blocks, ctx.group, ctx.sight)
-        transposed = [block.mT for block in blocks]
-        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+@_in_parts.register_fake
+def _(x: Tensor, blocks: list[Tensor], group: str, filters: str, sampling: list[int]) -> Tensor:
+    height, width = x.shape[-2:]
+    if (sight := _sight(filters, sampling)) is not None:
+        height, width = sight.sampling.output_size(height), sight.sampling.output_size(width)
+    return x.new_empty(len(x), blocks[0].shape[1], x.shape[2], height, width)
 
-        def work(parts: list[slice]) -> list[Tensor]:
-            grad_blocks = [torch.zeros_like(block) for block in blocks]
-            for part in parts:
-                mixed = torch.mm(steps.basis, grad[part].permute(2, 1, 0, 3, 4).reshape(steps.order, -1))
-                seen = steps.split(steps.analyse(x[part]), steps.fields * steps.functions)
-                for found, a, b in zip(grad_blocks, steps.split(mixed, steps.out_fields), seen, strict=True):
-                    found.baddbmm_(a, b.mT)
-                if grad_x is not None:
-                    grad_x[part] = steps.analyse_transposed(steps.mix(mixed, transposed), x[part])
-            return grad_blocks
 
-        some, *others = on_threads(work, steps.parts(x))
-        for found in others:
-            torch._foreach_add_(some, found)
-        return grad_x, None, None, *some
+@torch.library.custom_op("revit::fourier_transform_backward", mutates_args=())
+def _in_parts_backward(
+    grad: Tensor, x: Tensor, blocks: list[Tensor], group: str, filters: str, sampling: list[int], of_x: bool
+) -> list[Tensor]:
+    """The gradient of x, if it is wanted, and those of the blocks."""
+    steps = _Steps(x, blocks, Group.parse(group), _sight(filters, sampling))
+    transposed = [block.mT for block in blocks]
+    grad_x = torch.empty_like(x) if of_x else None
+
+    def work(parts: list[slice]) -> list[Tensor]:
+        grad_blocks = [torch.zeros_like(block) for block in blocks]
+        for part in parts:
+            mixed = torch.mm(steps.basis, grad[part].permute(2, 1, 0, 3, 4).reshape(steps.order, -1))
+            seen = steps.split(steps.analyse(x[part]), steps.fields * steps.functions)
+            for found, a, b in zip(grad_blocks, steps.split(mixed, steps.out_fields), seen, strict=True):
+                found.baddbmm_(a, b.mT)
+            if grad_x is not None:
+                grad_x[part] = steps.analyse_transposed(steps.mix(mixed, transposed), x[part])
+        return grad_blocks
+
+    some, *others = on_threads(work, steps.parts(x))
+    for found in others:
+        torch._foreach_add_(some, found)
+    return some if grad_x is None else [grad_x, *some]
+
+
+@_in_parts_backward.register_fake
+def _(grad: Tensor, x: Tensor, blocks: list[Tensor], group: str, filters: str, sampling: list[int], of_x: bool) -> list[Tensor]:
+    return [torch.empty_like(like) for like in ([x, *blocks] if of_x else blocks)]
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, blocks, *ctx.options = inputs
+    ctx.save_for_backward(x, *blocks)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    x, *blocks = ctx.saved_tensors
+    of_x = ctx.needs_input_grad[0]
+    found = _in_parts_backward(grad, x, blocks, *ctx.options, of_x)
+    grad_x, grad_blocks = (found[0], found[1:]) if of_x else (None, found)
+    return grad_x, grad_blocks, None, None, None
+
+
+_in_parts.register_autograd(_differentiate, setup_context=_remember)
+
+
+def _sight(filters: str, sampling: list[int]) -> Sight | None:
+    return Sight(filters, Sampling(*sampling)) if filters else None
+
+
+@register_flop_formula(torch.ops.revit.fourier_transform)
+def _flops(
+    x: Any, blocks: Any, group: str, filters: str, sampling: list[int], *_: Any, out_shape: Any = None, **__: Any
+) -> int:
+    """Two for each product, from the shapes."""
+    batch, fields, order = x[:3]
+    functions = blocks[0][2] // fields
+    seen = fields * functions * order * sampling[0] ** 2 if filters else 0
+    positions = batch * out_shape[-2] * out_shape[-1]
+    return 2 * positions * (seen + multiply_adds(Group.parse(group), fields * functions, blocks[0][1]))
 
 
 def multiply_adds(group: Group, in_channels: int, out_channels: int) -> int:

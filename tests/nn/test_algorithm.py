@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from revit.evaluation.complexity import measured_macs
 from revit.groups import Group
 from revit.models import create_model
 from revit.nn import GroupConv, GroupLinear, fourier, set_algorithm
@@ -137,3 +138,21 @@ def test_blocks_are_kept_in_inference_until_the_weight_changes():
         dense = GroupLinear("p4", 2, 3, algorithm="dense")
         dense.load_state_dict(layer.state_dict())
         torch.testing.assert_close(layer(x), dense(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sight", [("", [1, 1, 0, 1]), ("steerable", [3, 1, 1, 1])])
+def test_the_operation_keeps_what_torch_asks_of_one(sight):
+    """Its schema, its shapes without data, its gradients, and that nothing of it is lost in a traced program."""
+    functions = 6 if sight[0] else 1
+    x = torch.randn(3, 2, 4, 5, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 2 * functions, 4, dtype=torch.float64)
+    blocks = [block.requires_grad_() for block in fourier.weight_blocks(weight, Group.parse("p4"))]
+    torch.library.opcheck(torch.ops.revit.fourier_transform.default, (x, blocks, "p4", *sight))
+
+
+def test_products_on_threads_are_counted(monkeypatch):
+    monkeypatch.setattr(fourier, "CACHE", 1)  # a part for each sample
+    layer = GroupConv("p8", 4, 3, 3, padding=1, filters="steerable", algorithm="fourier")
+    x = torch.randn(5, 4, 8, 6, 7)
+    counted = measured_macs(layer, x)
+    assert (counted.convolution, counted.attention) == (layer.multiply_adds(6, 7), 0)
