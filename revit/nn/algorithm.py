@@ -22,6 +22,10 @@ MARGIN = 1.25
 """How many times as fast as `dense` the prediction for `fourier` must be: predictions err by a quarter."""
 
 
+FEW = 36
+"""Maps of fewer positions stay `dense`: their matrix products are too small for these rates to hold."""
+
+
 class Rates(NamedTuple):
     """Seconds: of a call, of a product, and of a number that is read or written; and of each number that the functions of
     filters make of the input, and each product with these functions."""
@@ -93,7 +97,7 @@ class Work(NamedTuple):
         """The positions from which on `fourier` is faster, or None if it never is."""
         gain = self.dense_seconds(rates.dense) - MARGIN * self.fourier_seconds(rates.fourier)
         calls = (MARGIN * rates.fourier.call - rates.dense.call) / rates.samples
-        return None if gain <= 0 else max(1, math.ceil(calls / gain))
+        return None if gain <= 0 else max(FEW, math.ceil(calls / gain))
 
 
 class Algorithm:

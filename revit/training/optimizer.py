@@ -25,11 +25,14 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The state as whole tensors by name: "optimizer/head.fc.weight/exp_avg", ..."""
+    """The state as whole tensors by name: "optimizer/head.fc.weight/exp_avg", ...
+
+    Sorted, since all processes must gather the parts of the same tensor, and a state that was loaded has any order.
+    """
     return {
         f"{PREFIX}{name}/{key}": whole(value)
         for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
+        for key, value in sorted(optimizer.state.get(parameter, {}).items())
     }
 
 

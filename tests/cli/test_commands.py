@@ -128,7 +128,7 @@ WRONG = [
     (["models", "--group", "q4"], "q4"),
     (["data", "mnist"], "unknown dataset 'mnist'; did you mean rotmnist"),
     (["data", "folder"], "folder needs its folder"),
-    (["benchmark"], "data is missing"),
+    (["benchmark"], "plan is missing"),
     (["benchmark", "models"], "models"),
     (["benchmark", "data", "--steps", "0"], "must be at least 1"),
     (["recipes", "--all"], "unknown option --all"),

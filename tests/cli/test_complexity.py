@@ -103,9 +103,9 @@ def test_wrong_options_get_one_clear_line(fails, words, message):
 
 
 def test_the_dispatcher(fails, capsys):
-    assert "complexity|data is missing" in fails("benchmark")
+    assert "complexity|data|plan is missing" in fails("benchmark")
     assert "speed" in fails("benchmark", "speed")
-    for words in (["data"], ["complexity"], []):
+    for words in (["data"], ["complexity"], ["plan"], []):
         with pytest.raises(SystemExit) as end:
             main(["benchmark", *words, "--help"])
         assert end.value.code == 0

@@ -143,7 +143,7 @@ def same_runs(epochs):
     assert results[1]["processes"] == 2
     first, second = weights("one"), weights("two")
     assert first.keys() == second.keys()
-    assert all(np.allclose(first[name], second[name], atol=1e-8) for name in first)
+    assert [name for name in first if not np.allclose(first[name], second[name], atol=1e-8)] == []
 
 
 def test_bad_input_on_two_processes_ends_both(npz):
