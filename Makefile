@@ -11,7 +11,7 @@ help:
 	@echo "make test   all checks: lint, types, tests"
 	@echo "make test-slow  exactness of the largest models as well (ten minutes, 16 GB)"
 	@echo "make check  lint and types only"
-	@echo "make bench  speed and memory side by side with escnn (compiles it: needs a Fortran compiler)"
+	@echo "make bench  speed and memory of our algorithms, and side by side with escnn (compiles it: needs a Fortran compiler)"
 	@echo "make clean  remove what these commands made"
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -49,6 +49,7 @@ $(BENCH_VENV)/installed: pyproject.toml constraints.txt
 
 bench: $(BENCH_VENV)/installed
 	$(BENCH_VENV)/bin/python -m pytest tests/test_escnn_parity.py
+	$(BENCH_VENV)/bin/python benchmarks/algorithms.py
 	$(BENCH_VENV)/bin/python benchmarks/run.py
 
 clean:

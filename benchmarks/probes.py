@@ -1,6 +1,6 @@
 """What has to be measured in a process of its own: first constructions and peak memory. Called by `run.py`, prints JSON.
 
-python benchmarks/probes.py model dense p4
+python benchmarks/probes.py model ours p4
 python benchmarks/probes.py joint 32
 """
 
@@ -10,25 +10,28 @@ import json
 import sys
 
 import torch
-from contestants import builder, step_task
+from contestants import SETTINGS
 from measure import THREADS, peak_memory, timed, wait_for_quiet
 
 import revit
+from revit.evaluation.memory import give_back_freed_memory
 
 JOINT_BATCH, JOINT_FIELDS, JOINT_HEADS, JOINT_ORDER = 2, 16, 2, 4
 
 
-def probe_model(name: str, group: str) -> dict[str, float]:
+def probe_model(name: str, key: str) -> dict[str, float]:
     """Seconds of the first construction, and bytes of a training step."""
-    build = builder(name, group)
+    setting = SETTINGS[key]
+    build = setting.builder(name)
+    give_back_freed_memory()
     built = []
     wait_for_quiet()
     seconds = timed(lambda: built.append(build()))
     model = built[0].train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    step_task(model, optimizer, batch=2)()  # loads libraries, starts threads, makes the optimizer's state
+    setting.step_task(model, optimizer, batch=2)()  # loads libraries, starts threads, makes the optimizer's state
     parameters = sum(p.numel() for p in model.parameters())
-    return {"construction": seconds, "peak memory": peak_memory(step_task(model, optimizer)), "parameters": parameters}
+    return {"construction": seconds, "peak memory": peak_memory(setting.step_task(model, optimizer)), "parameters": parameters}
 
 
 def probe_joint(size: int) -> dict[str, float]:

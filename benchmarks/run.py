@@ -1,6 +1,6 @@
 """Speed and memory, side by side with the same model built on escnn. See README.md in this folder for the method.
 
-python benchmarks/run.py [--quick] [--groups p4,p8,p4m] [--out FILE]
+python benchmarks/run.py [--quick] [--settings p4 p8 ...] [--out FILE]
 """
 
 from __future__ import annotations
@@ -9,36 +9,37 @@ import argparse
 import importlib
 import json
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from contestants import BATCH, IMAGE_SIZE, OURS, REFERENCE, SHAPE, builder, forward_task, images, step_task
+from contestants import REFERENCE, SETTINGS, Setting
 from measure import HERE, THREADS, Disturbance, commit, in_fresh_process, interleave, machine, median_ratio, versions
 from report import Target, human_bytes, human_seconds, plot_joint_memory, slope, table
 from torch import nn
 
+from revit.nn import set_algorithm
 from revit.nn.filter_bank import TurnedFilters
 
-CONTESTANTS = (REFERENCE, *OURS)
 MEASURES = ("construction", "forward", "step", "peak memory")
-STEP_TARGETS = {
-    "p4": {"dense": 1.7, "separable": 2.0},
-    "p8": {"dense": 1.2, "separable": 2.5},
-    "p4m": {"dense": 1.2, "separable": 2.5},
-}
+BANKS = ("p4", "p8", "p4m")
 JOINT_SIZES = (24, 32, 48, 64)
 
 Report = dict[str, Any]
 
 
 class Rounds(NamedTuple):
-    probes: int = 5
-    forward: int = 21
-    step: int = 9
+    probes: int = 2
+    forward: int = 11
+    step: int = 5
     joint: int = 3
+
+    def of(self, setting: Setting) -> Rounds:
+        """Fewer of them for large models, never less than two."""
+        return Rounds(*(max(2, round(count * setting.rounds)) if count > 2 else count for count in self))
 
 
 QUICK = Rounds(probes=1, forward=5, step=3, joint=1)
@@ -60,22 +61,22 @@ def why_no_reference() -> str | None:
     return None
 
 
-def measure_models(group: str, rounds: Rounds) -> Report:
+def measure_models(key: str, rounds: Rounds) -> Report:
     """What each contestant took in each round: {contestant: {measure: [...], "parameters": count}}."""
-    found: Report = {name: {"construction": [], "peak memory": []} for name in CONTESTANTS}
-    in_fresh_process("model", REFERENCE, group)  # fills escnn's cache on disk
+    setting = SETTINGS[key]
+    found: Report = {name: {"construction": [], "peak memory": []} for name in setting.contestants}
+    in_fresh_process("model", REFERENCE, key)  # fills escnn's cache on disk
     for _ in range(rounds.probes):
-        for name in CONTESTANTS:
-            probe = in_fresh_process("model", name, group)
+        for name in setting.contestants:
+            probe = in_fresh_process("model", name, key)
             found[name]["parameters"] = probe["parameters"]
             for measure in ("construction", "peak memory"):
                 found[name][measure].append(probe[measure])
-    models = {name: builder(name, group)() for name in CONTESTANTS}
-    for measure, task, count in (("forward", forward_task, rounds.forward), ("step", step_task, rounds.step)):
-        for model in models.values():
-            model.train(measure == "step")
-        seconds = interleave({name: task(model) for name, model in models.items()}, rounds=count)
-        for name in CONTESTANTS:
+    models = {name: setting.builder(name)() for name in setting.contestants}
+    for measure, task, count in (("forward", setting.forward_task, rounds.forward), ("step", setting.step_task, rounds.step)):
+        tasks = {name: task(model) for name, model in models.items()}
+        seconds = interleave(tasks, rounds=count, warmup=2 if setting.rounds == 1 else 1)
+        for name in setting.contestants:
             found[name][measure] = seconds[name]
     return found
 
@@ -86,54 +87,57 @@ def ratio(found: Report, name: str, measure: str) -> float:
     return median_ratio(ours, reference) if measure == "peak memory" else median_ratio(reference, ours)
 
 
-def model_targets(group: str, ratios: Report | None) -> dict[tuple[str, str], Target]:
-    """The targets of a group by (measure, contestant); without ratios all are not obtained."""
-    bounds: dict[tuple[str, str], tuple[str, float]] = {("construction", name): (">=", 20.0) for name in OURS}
-    bounds["forward", "dense"] = (">=", 1.0)
-    bounds |= {("step", name): (">=", bound) for name, bound in STEP_TARGETS[group].items()}
-    bounds["peak memory", "dense"] = ("<=", 0.5)
+def model_targets(key: str, ratios: Report | None) -> dict[tuple[str, str], Target]:
+    """The targets of a setting by (measure, contestant); without ratios all are not obtained."""
+    targets = SETTINGS[key].step_targets
+    bounds: dict[tuple[str, str], tuple[str, float]] = {("construction", name): (">=", 20.0) for name in targets}
+    bounds |= {("forward", name): (">=", 1.0) for name in targets}
+    bounds |= {("step", name): (">=", bound) for name, bound in targets.items()}
+    bounds |= {("peak memory", name): ("<=", 1 / 3) for name in targets}
     return {
-        (measure, name): Target(f"{group} {measure}, {name}", ratios[name][measure] if ratios else None, *bound, unit="x")
+        (measure, name): Target(f"{key}: {measure}, {name}", ratios[name][measure] if ratios else None, *bound, unit="x")
         for (measure, name), bound in bounds.items()
     }
 
 
-def show_models(group: str, found: Report, ratios: Report, targets: dict[tuple[str, str], Target]) -> None:
-    rows = []
+def show_models(key: str, found: Report, ratios: Report, targets: dict[tuple[str, str], Target]) -> None:
+    rows, ours = [], SETTINGS[key].contestants[1:]
     for measure in MEASURES:
         human = human_bytes if measure == "peak memory" else human_seconds
         row = [measure, human(median(found[REFERENCE][measure]))]
-        for name in OURS:
+        for name in ours:
             row += [human(median(found[name][measure])), f"{ratios[name][measure]:.2f}x", str(targets.get((measure, name), ""))]
         rows.append(row)
-    counts = {name: f"{found[name]['parameters']:,}" for name in CONTESTANTS}
-    rows.append(["parameters", counts[REFERENCE], *(cell for name in OURS for cell in (counts[name], "", ""))])
-    header = [group, REFERENCE, *(cell for name in OURS for cell in (name, "ratio", "target"))]
+    counts = {name: f"{found[name]['parameters']:,}" for name in (REFERENCE, *ours)}
+    rows.append(["parameters", counts[REFERENCE], *(cell for name in ours for cell in (counts[name], "", ""))])
+    header = [key, REFERENCE, *(cell for name in ours for cell in (name, "ratio", "target"))]
     say(table(header, rows) + "\n")
 
 
-def side_by_side(groups: list[str], rounds: Rounds) -> tuple[Report, list[Target]]:
-    say(
-        f"1. Side by side with escnn: batch {BATCH}, {IMAGE_SIZE}x{IMAGE_SIZE}, "
-        + ", ".join(f"{key}={value}" for key, value in SHAPE.items())
-    )
+def side_by_side(settings: list[str], rounds: Rounds, save: Callable[[Report], None]) -> tuple[Report, list[Target]]:
+    """`save` gets what was found after each setting: the large ones take long, and may not end."""
+    say("1. Side by side with escnn")
     reason = why_no_reference()
     if reason:
         say(f"{reason}\n")
-        targets = [target for group in groups for target in model_targets(group, None).values()]
+        targets = [target for key in settings for target in model_targets(key, None).values()]
         return {"obtained": False, "reason": reason}, targets
     say("Medians over rounds; times as reference / ours (more is better), memory as ours / reference (less is better).")
     say("Construction is the first one in a fresh process. escnn caches solved bases in memory and on disk: the disk cache")
     say("may be warm (it is filled before measuring), which favours the reference.\n")
-    report: Report = {"obtained": True, "groups": {}}
+    report: Report = {"obtained": True, "settings": {}}
     targets = []
-    for group in groups:
-        found = measure_models(group, rounds)
-        ratios = {name: {measure: ratio(found, name, measure) for measure in MEASURES} for name in OURS}
-        of_group = model_targets(group, ratios)
-        show_models(group, found, ratios, of_group)
-        report["groups"][group] = {"rounds": found, "ratios": ratios}
-        targets += of_group.values()
+    for key in settings:
+        setting = SETTINGS[key]
+        say(f"{key}: {setting.batch} images of {setting.image_size} x {setting.image_size}, {setting.shape}")
+        found = measure_models(key, rounds.of(setting))
+        ours = setting.contestants[1:]
+        ratios = {name: {measure: ratio(found, name, measure) for measure in MEASURES} for name in ours}
+        of_setting = model_targets(key, ratios)
+        show_models(key, found, ratios, of_setting)
+        report["settings"][key] = {"rounds": found, "ratios": ratios}
+        save(report)
+        targets += of_setting.values()
     return report, targets
 
 
@@ -188,8 +192,10 @@ def count_builds(model: nn.Module, run: Any) -> Counter[int]:
 
 
 def bank_of_group(group: str, rounds: Rounds) -> Report:
-    model = builder("dense", group)().train()
-    filters, step = filters_of(model), step_task(model)
+    setting = SETTINGS[group]
+    model = setting.builder("ours")().train()
+    set_algorithm(model, "dense")
+    filters, step = filters_of(model), setting.step_task(model)
 
     def bank() -> None:
         model.zero_grad()
@@ -198,7 +204,7 @@ def bank_of_group(group: str, rounds: Rounds) -> Report:
     seconds = interleave({"bank": bank, "step": step}, rounds=rounds.step)
     in_step = count_builds(model, step)
     model.eval()
-    x = images(2)
+    x = setting.images(2)
     with torch.no_grad():
         in_eval = count_builds(model, lambda: [model(x) for _ in range(3)])
     return {
@@ -210,9 +216,9 @@ def bank_of_group(group: str, rounds: Rounds) -> Report:
     }
 
 
-def kernel_bank(groups: list[str], rounds: Rounds) -> tuple[Report, list[Target]]:
-    say(f"3. The kernel bank of the dense model: share of a training step at batch {BATCH}, and builds per filter")
-    report = {group: bank_of_group(group, rounds) for group in groups}
+def kernel_bank(rounds: Rounds) -> tuple[Report, list[Target]]:
+    say("3. The kernel bank of the dense algorithm: share of a training step, and builds per filter")
+    report = {group: bank_of_group(group, rounds) for group in BANKS}
     targets, cells = [], []
     for group, found in report.items():
         share = Target(f"{group} kernel bank, share of a step in %", 100 * found["share"], "<", 10, unit=" %")
@@ -233,13 +239,9 @@ def kernel_bank(groups: list[str], rounds: Rounds) -> tuple[Report, list[Target]
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds: a look, not a result")
-    parser.add_argument("--groups", default=",".join(STEP_TARGETS), help="comma-separated, default %(default)s")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="NAME", help="default all")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "latest.json", help="default results/latest.json")
-    args = parser.parse_args()
-    args.groups = args.groups.split(",")
-    if unknown := [group for group in args.groups if group not in STEP_TARGETS]:
-        parser.error(f"no targets for {', '.join(unknown)}; choose from {', '.join(STEP_TARGETS)}")
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -248,15 +250,20 @@ def main() -> None:
     torch.manual_seed(0)
     rounds, disturbance = QUICK if args.quick else Rounds(), Disturbance()
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    named = "" if args.settings == list(SETTINGS) else " --settings " + " ".join(f'"{key}"' for key in args.settings)
     report: Report = {
-        "command": f"python benchmarks/run.py {'--quick ' * args.quick}--groups {','.join(args.groups)}",
+        "command": f"python benchmarks/run.py{' --quick' * args.quick}{named}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"), **commit(), "machine": machine(), "versions": versions(),
-        "settings": {"batch": BATCH, "image_size": IMAGE_SIZE, **SHAPE}, "rounds": rounds._asdict(),
+        "settings": {key: vars(SETTINGS[key]) for key in args.settings}, "rounds": rounds._asdict(),
     }  # fmt: skip
     say(f"{report['command']}\n{report['machine']}\n{report['versions']}\n")
-    report["side_by_side"], targets = side_by_side(args.groups, rounds)
+
+    def save(part: Report) -> None:
+        args.out.write_text(json.dumps({**report, "side_by_side": part}, indent=1) + "\n")
+
+    report["side_by_side"], targets = side_by_side(args.settings, rounds, save)
     report["joint_memory"], of_joint = joint_memory(rounds, args.out.with_name("joint_memory.png"))
-    report["kernel_bank"], of_bank = kernel_bank(args.groups, rounds)
+    report["kernel_bank"], of_bank = kernel_bank(rounds)
     targets += of_joint + of_bank
     report["share_of_processors_used_by_others"] = others = disturbance.share()
     report["targets"] = [target.as_dict() for target in targets]

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from revit.reproduce.document import headline, results_page
@@ -29,20 +30,14 @@ def source(report: dict[str, Any]) -> str:
 def speed_table(report: dict[str, Any]) -> str:
     """Ratios to the reference; times as "times faster", memory as a share."""
     rows = []
-    for group, found in report["side_by_side"]["groups"].items():
-        dense, separable, same = (found["ratios"][name] for name in ("dense", "separable", "same dropout"))
-        times = [f"{r:.1f}x" for r in (dense["construction"], dense["forward"], dense["step"], same["step"], separable["step"])]
-        rows.append([group, *times, f"{dense['peak memory']:.2f}", f"{same['peak memory']:.2f}"])
-    header = [
-        "group",
-        "construction",
-        "forward",
-        "step",
-        "step, its dropout",
-        "step, separable",
-        "memory",
-        "memory, its dropout",
-    ]
+    for setting, found in report["side_by_side"]["settings"].items():
+        ours, same, recommended = (found["ratios"].get(name) for name in ("ours", "same dropout", "recommended"))
+        times = [f"{ours[measure]:.1f}x" for measure in ("construction", "forward", "step")]
+        times += [f"{ratios['step']:.1f}x" if ratios else "" for ratios in (same, recommended)]
+        memory = [f"{ratios['peak memory']:.2f}" if ratios else "" for ratios in (ours, recommended)]
+        rows.append([setting, *times, *memory])
+    steps = ["step", "step, its dropout", "step, recommended"]
+    header = ["model", "construction", "forward", *steps, "memory", "memory, recommended"]
     return f"{markdown(header, rows)}\n\n{source(report)}"
 
 
@@ -107,11 +102,57 @@ def relative_table(report: dict[str, Any]) -> str:
     return f"{markdown(header, rows)}\n\n{source(report)}"
 
 
+def algorithms_table(report: dict[str, Any]) -> str:
+    """Fourier beside dense: how many times as fast, in training and in inference."""
+    bounds = {target["name"]: target["bound"] for target in report["targets"]}
+    rows = []
+    for row in report["fixed"]:
+        shape, training, inference = row["shape"], row["training"], row["inference"]
+        kernel, fields = f"{shape['kernel_size']} x {shape['kernel_size']}", shape["fields"]
+        times = f"{1000 * training['dense']:,.0f} ms", f"{1000 * training['other']:,.0f} ms"
+        name = f"{shape['group']} {kernel}, {fields} -> {shape['times'] * fields}, {shape['batch']} maps of {shape['side']} px"
+        goal = f"{bounds[name]:g}x" if name in bounds else ""
+        cells = [shape["group"], kernel, f"{fields} -> {shape['times'] * fields}", f"{shape['batch']}", *times]
+        rows.append([*cells, f"{training['ratio']:.1f}x", goal, f"{inference['ratio']:.1f}x"])
+    header = ["group", "filters", "fields", "batch", "dense", "fourier", "both passes", "asked", "forward"]
+    return f"{markdown(header, rows)}\n\n{source(report)}"
+
+
+def growth_table(report: dict[str, Any]) -> str:
+    """The convolutions of a block by group, and `auto` beside `dense` at shapes drawn at random."""
+    grown, drawn = report["growth"], report["drawn"]
+    rows = [
+        [group, f"{1000 * row['dense']:,.0f} ms", f"{1000 * row['auto']:,.0f} ms"] for group, row in grown["groups"].items()
+    ]
+    rows.append(["log-log slope", f"{grown['slope_dense']:.2f}", f"{grown['slope_auto']:.2f}"])
+    said = []
+    for name in ("training", "inference"):
+        ratios = sorted(row[name]["ratio"] for row in drawn)
+        said.append(
+            f"in {name} the worst is {ratios[0]:.2f}, the median {ratios[len(ratios) // 2]:.2f}, the best {ratios[-1]:.1f}"
+        )
+    text = f"`auto` beside `dense` at {len(drawn)} shapes drawn at random, times as fast: {'; '.join(said)}."
+    return f"{markdown(['group', 'dense', 'auto'], rows)}\n\n{text}\n\n{source(report)}"
+
+
+def small_table(report: dict[str, Any]) -> str:
+    """A training step of each model, and how many times as long as that of the first one."""
+    rows = [
+        [name, f"{report['parameters'][name]:,}", f"{1000 * median(seconds):,.0f} ms", f"{report['ratios'][name]:.2f}x"]
+        for name, seconds in report["rounds"].items()
+    ]
+    return f"{markdown(['model', 'parameters', 'step', 'times as long'], rows)}\n\n{source(report)}"
+
+
 TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "speed": ("README.md", "benchmarks/results/latest.json", speed_table),
     "filters": ("docs/conventions.md", "benchmarks/results/filter_error.json", filter_table),
     "training": ("README.md", ["results/demo.json"], training_table),
     "loader": ("docs/training.md", "benchmarks/results/loader.json", loader_table),
+    "algorithms": ("docs/performance.md", "benchmarks/results/algorithms.json", algorithms_table),
+    "small": ("docs/performance.md", "benchmarks/results/small_models.json", small_table),
+    "whole": ("docs/performance.md", "benchmarks/results/latest.json", speed_table),
+    "growth": ("docs/performance.md", "benchmarks/results/algorithms.json", growth_table),
     "relative": ("docs/performance.md", "benchmarks/results/relative_attention.json", relative_table),
     "headline": ("README.md", [], lambda _: headline(ROOT / "results")),
 }

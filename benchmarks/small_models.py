@@ -1,0 +1,69 @@
+"""A training step of the REViT that we recommend for digits, beside a G-CNN, a ViT and the released REViT of about its size.
+
+python benchmarks/small_models.py [--rounds 9] [--out FILE]
+
+64 images of 28 x 28. Needs the `train` extra: the model is that of the recipe rotmnist_p4_fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import torch
+from measure import HERE, THREADS, Disturbance, commit, interleave, machine, median_ratio, versions
+from report import Target, human_seconds, table
+from torch import nn
+
+from revit.evaluation.memory import step_task
+from revit.models import create_model
+from revit.training.recipe import read_recipe
+
+BATCH, SIZE, RECIPE, OPPONENT = 64, 28, "rotmnist_p4_fast", "p4-CNN, 19 channels"
+
+
+def contestants() -> dict[str, nn.Module]:
+    options = dict(read_recipe(RECIPE)["model"])
+    released = {"stride": 2, "strict": False}
+    return {
+        RECIPE: create_model(options.pop("name"), in_chans=1, num_classes=10, **options),
+        OPPONENT: create_model("gcnn_rotmnist", group="p4", dims=19),
+        "ViT, 196 tokens": create_model("vit_tiny", in_chans=1, num_classes=10, img_size=SIZE, patch_size=2, dims=40, depths=5),
+        "released REViT p4": create_model("revit_small_paper", group="p4", in_chans=1, **released),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "small_models.json")
+    options = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    disturbance, models = Disturbance(), contestants()
+    images = torch.randn(BATCH, 1, SIZE, SIZE)
+    tasks = {}
+    for name, model in models.items():
+        tasks[name] = step_task(model.train(), torch.optim.AdamW(model.parameters(), lr=1e-3), images)
+    seconds = interleave(tasks, rounds=options.rounds)
+    ratios = {name: median_ratio(seconds[name], seconds[RECIPE]) for name in models}
+    sizes = {name: sum(parameter.numel() for parameter in model.parameters()) for name, model in models.items()}
+    rows = [[name, f"{sizes[name]:,}", human_seconds(median(seconds[name])), f"{ratios[name]:.2f}x"] for name in models]
+    print(table(["model", "parameters", "step", "times as long"], rows))
+    target = Target(f"{OPPONENT} beside {RECIPE}", ratios[OPPONENT], ">=", 1.0, unit="x")
+    print(f"{target.verdict}: {target.name}, {target.value:.2f}{target.unit}, target {target.sign} {target.bound:g}")
+    report = {
+        "command": f"python benchmarks/small_models.py --rounds {options.rounds}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), **commit(), "machine": machine(), "versions": versions(),
+        "batch": BATCH, "size": SIZE, "parameters": sizes, "rounds": seconds, "ratios": ratios,
+        "targets": [target.as_dict()], "share_of_processors_used_by_others": disturbance.share(),
+    }  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
