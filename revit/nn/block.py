@@ -42,14 +42,15 @@ class GroupMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            x = run_checkpointed(self._activate, x, [self.norm1])
+            weights = self.fc2.expand(x)  # here, for it would be done twice below
+            x = run_checkpointed(lambda hidden: self.fc2.apply_expanded(self._activate(hidden), weights), x, [self.norm1])
         else:
-            x = self._activate(x)
+            x = self.fc2(self._activate(x))
         return self.drop2(self.norm2(x))
 
     def _activate(self, x: Tensor) -> Tensor:
         """ReLU and dropout commute: in this order both are done in place."""
-        out: Tensor = self.fc2(self.act(self.drop1(self.norm1(x))))
+        out: Tensor = self.act(self.drop1(self.norm1(x)))
         return out
 
 

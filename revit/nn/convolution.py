@@ -172,9 +172,18 @@ class GroupLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_features(x, self.in_channels, self.group)
-        if self.algorithm.is_fourier_for(x, self.weight, x.shape[-2] * x.shape[-1]):
-            return _add_bias(fourier.transform(x, self.filters.blocks(), self.group), self.bias)
-        out = _conv2d(x.flatten(1, 2), self.filters(), self.bias, self.group.order, Sampling(1))
+        return self.apply_expanded(x, self.expand(x))
+
+    def expand(self, x: Tensor) -> Tensor | list[Tensor]:
+        """The weights for maps like x: the bank, or the blocks of the Fourier basis."""
+        is_fourier = self.algorithm.is_fourier_for(x, self.weight, x.shape[-2] * x.shape[-1])
+        return self.filters.blocks() if is_fourier else self.filters()
+
+    def apply_expanded(self, x: Tensor, weights: Tensor | list[Tensor]) -> Tensor:
+        """The layer with weights that were expanded before."""
+        if isinstance(weights, list):
+            return _add_bias(fourier.transform(x, weights, self.group), self.bias)
+        out = _conv2d(x.flatten(1, 2), weights, self.bias, self.group.order, Sampling(1))
         return out.unflatten(1, (self.out_channels, self.group.order))
 
     def extra_repr(self) -> str:

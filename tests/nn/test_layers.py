@@ -31,6 +31,7 @@ from revit.nn import (
     make_norm,
 )
 from revit.nn.block import run_checkpointed
+from revit.nn.filter_bank import TurnedFilters
 
 
 def block(group, norm="batch"):
@@ -291,3 +292,14 @@ def test_mlp_computes_its_hidden_map_again_and_nothing_else(dropout):
         )
     for ours, expected in zip(*results, strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_every_bank_is_built_once_in_a_step(monkeypatch):
+    """Also that of the layer whose input is computed again in the backward pass."""
+    built = []
+    build = TurnedFilters._build
+    monkeypatch.setattr(TurnedFilters, "_build", lambda self: built.append(self) or build(self))
+    made = block("p4")
+    made(torch.randn(2, 4, 4, 5, 5)).square().sum().backward()
+    filters = [module for module in made.modules() if isinstance(module, TurnedFilters)]
+    assert len(built) == len(filters) == len({id(module) for module in built})
