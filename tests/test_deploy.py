@@ -163,6 +163,30 @@ def test_layers_fixed_to_fourier_stay_so(group, bias):
     assert isinstance(revit.deploy(GroupLinear(group, 3, 5)), PlainConv)
 
 
+def kinds(plain):
+    return {type(module) for module in plain.modules() if isinstance(module, PlainConv | PlainFourier)}
+
+
+def test_an_image_size_fixes_what_auto_would_choose():
+    """The choice of each layer is that of the model at this size; other sizes are computed the same way."""
+    torch.manual_seed(0)
+    options = {"group": "p16", "in_chans": 1, "dims": 24, "depths": 1, "kernel_size": 5, "projection": "full", "num_heads": 1}
+    model = randomised(create_model("revit_tiny", attention="spatial", filters="steerable", **options)).double().eval()
+    convolution = model.stages[0].blocks[0].attn.qkv.mix.algorithm
+    assert convolution.name == "auto" and convolution.is_fourier(14 * 14) and not convolution.is_fourier(2 * 2)
+    small, large, unsaid = (model.deploy(size) for size in (8, (28, 28), None))
+    assert kinds(small) == kinds(unsaid) == {PlainConv} and kinds(large) == {PlainConv, PlainFourier}
+    assert isinstance(large.stages[0].blocks[0].attn.qkv.mix, PlainFourier)
+    for size in (8, 28):
+        x = torch.randn(2, 1, size, size, dtype=torch.float64)
+        assert max(largest_difference(model, plain, x) for plain in (small, large)) <= 1e-10
+    assert convolution.name == "auto", "the model itself stays as it is"
+    with pytest.raises(ValueError, match="27"):
+        create_model("gcnn_rotmnist", group="p4", dims=2).deploy(20)
+    with pytest.raises(ValueError, match="got Sequential without in_chans"):
+        revit.deploy(nn.Sequential(GroupLinear("p4", 2, 2)), 8)
+
+
 def test_backbones_and_wrappers_are_deployed():
     x = torch.randn(2, 1, 14, 14, dtype=torch.float64)
     maps = randomised(create_model("revit_tiny", features_only=True, **FLAT)).double().eval()
@@ -170,7 +194,7 @@ def test_backbones_and_wrappers_are_deployed():
     with torch.no_grad():
         for found, expected in zip(revit.deploy(maps)(x), maps(x), strict=True):
             assert difference(found, expected) <= 1e-10
-        assert difference(revit.deploy(wrapped)(x), wrapped(x)) <= 1e-10
+        assert difference(revit.deploy(wrapped, 14)(x), wrapped(x)) <= 1e-10
 
 
 def test_audit_runs_on_deployed_models():

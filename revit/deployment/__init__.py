@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from revit.deployment.choice import fix_algorithms
 from revit.deployment.folding import affine_of, fold
 from revit.deployment.layers import (
     FieldAffine,
@@ -37,8 +38,11 @@ __all__ = ["deploy"]
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def deploy(model: Model) -> Model:
+def deploy(model: Model, image_size: int | tuple[int, int] | None = None) -> Model:
     """A copy of a model in plain convolutions and matrix products, with the same outputs; the model itself stays as it is.
+
+    Layers that choose their algorithm (`revit.nn.algorithm`) are fixed to `dense`, or with an `image_size` to what is faster
+    for images of that size on a CPU. The copy takes other sizes as well.
 
     >>> from revit import create_model
     >>> model = create_model("revit_tiny", group="p4", in_chans=1)
@@ -50,6 +54,8 @@ def deploy(model: Model) -> Model:
     parameters or buffers of its own and no attribute `folds` (see `revit.deployment.folding`).
     """
     plain = copy.deepcopy(model).eval()
+    if image_size is not None:
+        fix_algorithms(plain, image_size)
     fold(plain)
     plain = _plain(plain, "")
     for parameter in plain.parameters():

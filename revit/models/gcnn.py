@@ -225,9 +225,9 @@ class GCNN(nn.Module):
         like = next(self.layers.parameters())
         self.head = self.make_head(num_classes).to(device=like.device, dtype=like.dtype).train(self.training)
 
-    def deploy(self) -> Self:
+    def deploy(self, image_size: int | tuple[int, int] | None = None) -> Self:
         """A copy in plain convolutions with folded norms and the same outputs: the one to ship."""
-        return deploy(self)
+        return deploy(self, image_size)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that weight decay should leave alone: norms and biases."""

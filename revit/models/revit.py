@@ -191,9 +191,9 @@ class REViT(nn.Module):
         head = InvariantHead(self.num_features, num_classes, hidden=self.head_hidden, dropout=self.drop_rate, norm=self.norm)
         self.head = head.to(device=like.device, dtype=like.dtype).train(self.training)
 
-    def deploy(self) -> Self:
+    def deploy(self, image_size: int | tuple[int, int] | None = None) -> Self:
         """A copy in plain convolutions with folded norms and the same outputs: the one to ship."""
-        return deploy(self)
+        return deploy(self, image_size)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trades time for memory in training: blocks are computed again in the backward pass."""

@@ -78,9 +78,9 @@ class TokenTransformer(nn.Module, ABC):
         """A fresh classifier for another number of classes; 0 makes the model return its features [B, D]."""
         self.head = classifier(self.num_features, num_classes).to(next(self.parameters())).train(self.training)
 
-    def deploy(self) -> Self:
+    def deploy(self, image_size: int | tuple[int, int] | None = None) -> Self:
         """A copy without what only training needs, with folded norms and the same outputs: the one to ship."""
-        return deploy(self)
+        return deploy(self, image_size)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that weight decay should leave alone: norms, biases, positions and the class token."""
