@@ -189,8 +189,6 @@ def test_a_full_disk_keeps_the_last_checkpoint(npz, fails, monkeypatch):
     import errno
     import os
 
-    from revit.training import checkpoint
-
     calls = []
     sync = os.fsync
 
@@ -200,7 +198,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(npz, fails, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return sync(handle)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     assert "No space left on device" in fails(*npz, "--out", "run")
     read_checkpoint(Path("run/checkpoints/last"))
 

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from revit.training import checkpoint as module
+from revit import weight_files as module
 from revit.training.checkpoint import CheckpointError, read_checkpoint, read_latest, write_checkpoint
 
 

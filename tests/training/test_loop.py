@@ -20,7 +20,7 @@ from tests.training.runs import KillAt, Killed, make_training, toy
 @pytest.fixture(autouse=True)
 def fresh_accelerator(monkeypatch):
     monkeypatch.setattr(
-        "revit.training.checkpoint.os.fsync", lambda handle: None
+        "revit.weight_files.os.fsync", lambda handle: None
     )  # these tests die in Python, not in the kernel
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
