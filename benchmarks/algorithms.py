@@ -9,19 +9,17 @@ drawn at random. `--fit` measures both algorithms at random shapes instead and p
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from measure import HERE, THREADS, Disturbance, commit, machine, median_ratio, versions, wait_for_quiet
-from report import Target, human_seconds, slope, table
+from measure import HERE, THREADS, Disturbance, median_ratio, origin, wait_for_quiet, write_report
+from report import BLUE, VERMILLION, Line, Target, human_seconds, plot, slope, table
 
 from revit.groups import Group
 from revit.nn import GroupConv, GroupLinear
@@ -194,6 +192,18 @@ def show_growth(found: dict[str, Any]) -> None:
     print(table(["the convolutions of a block, 48 fields", "dense", "auto"], cells) + "\n", flush=True)
 
 
+def draw_growth(found: dict[str, Any], path: Path) -> None:
+    """Cost against the order of the group."""
+    orders = [Group.parse(group).order for group in found["groups"]]
+    styles = {"dense": ("s--", VERMILLION), "auto": ("o-", BLUE)}
+    lines = [
+        Line(f"{name}, slope {found[f'slope_{name}']:.2f}", orders, [row[name] for row in found["groups"].values()], *style)
+        for name, style in styles.items()
+    ]
+    title = "Convolutions of a block in training, 48 fields"
+    plot(lines, path, title=title, xlabel="elements of the group", ylabel="seconds")
+
+
 def counts(shape: Shape) -> tuple[list[float], list[float]]:
     """What the seconds of both algorithms are made of, in the order of `Rates`."""
     functions = shape.layer("fourier").filters.num_functions
@@ -259,13 +269,12 @@ def main() -> None:
         worst = min(row[name]["ratio"] for row in drawn)
         targets.append(Target(f"auto beside dense, the worst of {len(drawn)}, {name}", worst, ">=", WORST, unit="x"))
     report = {
-        "command": f"python benchmarks/algorithms.py --seconds {options.seconds:g} --rounds {options.rounds}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), **commit(), "machine": machine(), "versions": versions(),
+        **origin(f"algorithms.py --seconds {options.seconds:g} --rounds {options.rounds}"),
         "fixed": fixed, "growth": grown, "drawn": drawn, "targets": [target.as_dict() for target in targets],
         "share_of_processors_used_by_others": disturbance.share(),
     }  # fmt: skip
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(report, options.out)
+    draw_growth(grown, options.out.with_name("growth.png"))
     for target in targets:
         print(f"{target.verdict:6} {target.name}: {target.value:.2f}{target.unit}, target {target.sign} {target.bound:g}")
 

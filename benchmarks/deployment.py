@@ -9,17 +9,15 @@ one also compiled by torch.compile; one image at a time (latency) and 64 (throug
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from measure import HERE, THREADS, Disturbance, commit, interleave, machine, median_ratio, versions
+from measure import HERE, THREADS, Disturbance, interleave, median_ratio, origin, write_report
 from torch import Tensor, nn
 
 from revit.export import export_model
@@ -137,14 +135,11 @@ def main() -> None:
                 times = ", ".join(f"{way} {found['milliseconds']:.1f}" for way, found in facts[kind].items())
                 print(f"{name}, {label} ({facts['parameters']:,}), {kind}, ms: {times}", flush=True)
     report = {
-        "command": f"python benchmarks/deployment.py --rounds {options.rounds} --settings '{options.settings}'",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "settings": settings,
-        "machine": machine(), "versions": {**versions(), "onnxruntime": version("onnxruntime")},
-        "disturbance": disturbance.share(), **commit(),
+        **origin(f"deployment.py --rounds {options.rounds} --settings '{options.settings}'"),
+        "settings": settings, "onnxruntime": version("onnxruntime"),
+        "share_of_processors_used_by_others": disturbance.share(),
     }  # fmt: skip
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"written to {options.out}")
+    write_report(report, options.out)
 
 
 if __name__ == "__main__":

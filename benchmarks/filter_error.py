@@ -5,12 +5,9 @@ python benchmarks/filter_error.py      # writes results/filter_error.json; then:
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime
-
 import torch
 import torch.nn.functional as F
-from measure import HERE, commit, machine, versions
+from measure import HERE, origin, write_report
 from torch import Tensor
 
 from revit.equivariance import equivariance_error
@@ -53,13 +50,10 @@ def main() -> None:
         for kernel_size in KERNELS
     ]
     report = {
-        "command": "python benchmarks/filter_error.py", "date": datetime.now(UTC).isoformat(timespec="seconds"), **commit(),
-        "seed": SEED, "data": f"Gaussian noise, {IMAGES} images of {SIZE}x{SIZE}", "machine": machine(), "versions": versions(),
-        "rows": rows,
+        **origin("filter_error.py"),
+        "seed": SEED, "data": f"Gaussian noise, {IMAGES} images of {SIZE}x{SIZE}", "rows": rows,
     }  # fmt: skip
-    path = HERE / "results" / "filter_error.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(report, HERE / "results" / "filter_error.json")
     for row in rows:
         print(row)
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -111,6 +112,18 @@ def versions() -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
+
+
+def origin(command: str) -> dict[str, Any]:
+    """Where figures come from: the head of each result file."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"command": f"python benchmarks/{command}", "date": date, **commit(), "machine": machine(), "versions": versions()}
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"written to {path}", flush=True)
 
 
 def commit() -> dict[str, Any]:

@@ -6,15 +6,13 @@ python benchmarks/relative_attention.py [--groups p4,p8] [--rounds 3] [--out FIL
 from __future__ import annotations
 
 import argparse
-import json
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
 
 import torch
-from measure import HERE, THREADS, Disturbance, commit, interleave, machine, median_ratio, versions
+from measure import HERE, THREADS, Disturbance, interleave, median_ratio, origin, write_report
 from torch import Tensor, nn
 
 from revit.evaluation.memory import in_fresh_process, step_memory, step_task
@@ -110,14 +108,11 @@ def main() -> None:
             print(f"  every pair: {pairs['step_seconds']:.1f} s ({pairs['ratio']:.1f} times as long)", flush=True)
             print(f"  {pairs['step_bytes'] / 1e9:.1f} GB; logits differ by {pairs['difference_of_logits']:.1e}", flush=True)
     report = {
-        "command": f"python benchmarks/relative_attention.py --groups {options.groups} --rounds {options.rounds}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "batch": BATCH, "size": SIZE, "groups": groups,
-        "public": PUBLIC,
-        "machine": machine(), "versions": versions(), "disturbance": disturbance.share(), **commit(),
+        **origin(f"relative_attention.py --groups {options.groups} --rounds {options.rounds}"),
+        "batch": BATCH, "size": SIZE, "groups": groups, "public": PUBLIC,
+        "share_of_processors_used_by_others": disturbance.share(),
     }  # fmt: skip
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"written to {options.out}")
+    write_report(report, options.out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is printed and drawn: targets with their verdicts, aligned tables, one plot."""
+"""What is printed and drawn: targets with their verdicts, aligned tables, plots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SIGNS = {">=": float.__ge__, "<=": float.__le__, "<": float.__lt__, "==": float.__eq__}
 
@@ -59,29 +59,49 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
     return products / sum((x - mean_x) ** 2 for x in log_x)
 
 
-def plot_joint_memory(tokens: Sequence[int], measured: Sequence[float], matrix: Sequence[float], path: Path) -> bool:
-    """Draws memory against tokens on logarithmic axes; False without matplotlib."""
+class Line(NamedTuple):
+    """One line of a plot. Colours are those of Okabe and Ito, with markers and dashes of their own, for readers who see few
+    colours or none."""
+
+    label: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    style: str
+    colour: str
+
+
+BLUE, VERMILLION = "#0072B2", "#D55E00"
+
+
+def plot(
+    lines: Sequence[Line], path: Path, *, title: str, xlabel: str, ylabel: str, log: bool = True, mark: float | None = None
+) -> bool:
+    """Draws lines on logarithmic axes, or with a logarithmic x axis alone; `mark` is a level. False without matplotlib."""
     try:
         import matplotlib
     except ImportError:
         return False
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure, axes = plt.subplots(figsize=(5.6, 4), layout="constrained")
-    # Blue and vermillion of Okabe and Ito, and other markers and lines, for readers who see few colours or none.
-    series = (
-        ("token-by-token matrix alone", matrix, "#D55E00", "s--"),
-        ("measured peak, forward + backward", measured, "#0072B2", "o-"),
-    )
-    for label, values, colour, style in series:
-        axes.loglog(tokens, [value / 2**20 for value in values], style, color=colour, label=label)
-    axes.set_xticks(tokens, [f"{count:,}" for count in tokens])
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set(xlabel="tokens in the batch", ylabel="memory [MiB]", title="Joint attention, global, p4, 16 fields, 2 heads")
+    for line in lines:
+        (axes.loglog if log else axes.semilogx)(line.xs, line.ys, line.style, color=line.colour, label=line.label)
+    if log:
+        ticks = sorted({x for line in lines for x in line.xs})
+        axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if mark is not None:
+        axes.axhline(mark, color="black", linewidth=0.8, linestyle=":")
+        axes.annotate(f"{mark:g}", (0.01, mark), xycoords=("axes fraction", "data"), va="bottom")
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150, metadata={"Software": None})
     plt.close(figure)
+    print(f"drawn: {path.name}", flush=True)
     return True

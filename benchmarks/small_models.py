@@ -8,13 +8,11 @@ python benchmarks/small_models.py [--rounds 9] [--out FILE]
 from __future__ import annotations
 
 import argparse
-import json
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
 import torch
-from measure import HERE, THREADS, Disturbance, commit, interleave, machine, median_ratio, versions
+from measure import HERE, THREADS, Disturbance, interleave, median_ratio, origin, write_report
 from report import Target, human_seconds, table
 from torch import nn
 
@@ -56,13 +54,11 @@ def main() -> None:
     target = Target(f"{OPPONENT} beside {RECIPE}", ratios[OPPONENT], ">=", 1.0, unit="x")
     print(f"{target.verdict}: {target.name}, {target.value:.2f}{target.unit}, target {target.sign} {target.bound:g}")
     report = {
-        "command": f"python benchmarks/small_models.py --rounds {options.rounds}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), **commit(), "machine": machine(), "versions": versions(),
+        **origin(f"small_models.py --rounds {options.rounds}"),
         "batch": BATCH, "size": SIZE, "parameters": sizes, "rounds": seconds, "ratios": ratios,
         "targets": [target.as_dict()], "share_of_processors_used_by_others": disturbance.share(),
     }  # fmt: skip
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(report, options.out)
 
 
 if __name__ == "__main__":
