@@ -211,7 +211,7 @@ def counts(shape: Shape) -> tuple[list[float], list[float]]:
     positions, order = shape.side**2 * shape.batch, work.group.order
     moved = order * (work.in_fields + work.out_fields)
     dense = [1, work.dense_products * positions, moved * positions]
-    fourier = [work.block_products, order * work.out_fields, work.seen, work.seen_products]
+    fourier = [work.block_products, order * work.out_fields, work.read, work.seen, work.seen_products]
     return dense, [1, *(count * positions for count in fourier)]
 
 

@@ -27,12 +27,14 @@ FEW = 36
 
 
 class Rates(NamedTuple):
-    """Seconds: of a call, of a product, and of a number that is read or written; and of each number that the functions of
-    filters make of the input, and each product with these functions."""
+    """Seconds: of a call, of a product, and of a number that is written (`dense`: or read). For `fourier` also of a number
+    that is read by a 1x1 convolution, of each number that the functions of filters make of the input, and of each product with
+    these functions."""
 
     call: float
     product: float
     moved: float
+    read: float = 0.0
     seen: float = 0.0
     seen_product: float = 0.0
 
@@ -45,8 +47,8 @@ class Pass(NamedTuple):
     samples: int
 
 
-INFERENCE = Pass(Rates(4.5e-5, 9.8e-12, 2.8e-10), Rates(1.7e-4, 1.56e-11, 7.3e-10, 2.5e-9, 2.2e-11), samples=1)
-TRAINING = Pass(Rates(4.0e-4, 3.3e-11, 7.3e-10), Rates(8.4e-4, 4.4e-11, 1.7e-9, 7.0e-9, 1.0e-10), samples=8)
+INFERENCE = Pass(Rates(4.5e-5, 9.8e-12, 2.8e-10), Rates(1.7e-4, 1.56e-11, 7.3e-10, 9.1e-10, 2.5e-9, 2.2e-11), samples=1)
+TRAINING = Pass(Rates(4.0e-4, 3.3e-11, 7.3e-10), Rates(8.4e-4, 4.4e-11, 1.7e-9, 3.5e-9, 7.0e-9, 1.0e-10), samples=8)
 
 
 class Work(NamedTuple):
@@ -70,14 +72,18 @@ class Work(NamedTuple):
         return units * self.in_fields * self.functions * self.out_fields
 
     @property
+    def read(self) -> int:
+        """Numbers of the input that are mixed as they are, for each position: none if filters see it before."""
+        return self.group.order * self.in_fields if self.kernel_size == 1 else 0
+
+    @property
     def seen(self) -> int:
-        """Numbers that the functions make of the input, for each position."""
-        return self.group.order * self.in_fields * self.functions
+        """Numbers that the functions make of the input, for each position: none if the only function is the pixel itself."""
+        return self.group.order * self.in_fields * self.functions if self.kernel_size > 1 else 0
 
     @property
     def seen_products(self) -> int:
-        """There are none if the only function is the pixel itself."""
-        return self.seen * self.kernel_size**2 if self.kernel_size > 1 else 0
+        return self.seen * self.kernel_size**2
 
     @property
     def fourier_products(self) -> int:
@@ -91,7 +97,7 @@ class Work(NamedTuple):
     def fourier_seconds(self, rates: Rates) -> float:
         """For each position."""
         mixing = self.block_products * rates.product + self.group.order * self.out_fields * rates.moved
-        return mixing + self.seen * rates.seen + self.seen_products * rates.seen_product
+        return mixing + self.read * rates.read + self.seen * rates.seen + self.seen_products * rates.seen_product
 
     def fourier_from(self, rates: Pass) -> int | None:
         """The positions from which on `fourier` is faster, or None if it never is."""
