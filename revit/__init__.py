@@ -6,7 +6,7 @@ from revit.deployment import deploy
 from revit.equivariance import assert_equivariant, equivariance_error, prediction_consistency
 from revit.exactness import EquivarianceError
 from revit.groups import Group
-from revit.models import REViT, create_model, list_models, register_model
+from revit.models import REViT, create_model, from_pretrained, list_models, register_model, save_pretrained
 
 __version__ = "0.1.0"
 
@@ -20,8 +20,10 @@ __all__ = [
     "create_model",
     "deploy",
     "equivariance_error",
+    "from_pretrained",
     "list_models",
     "nn",
     "prediction_consistency",
     "register_model",
+    "save_pretrained",
 ]

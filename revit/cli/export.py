@@ -16,6 +16,7 @@ from revit.cli.report import choose_images, write_json
 from revit.cli.runs import run_data
 from revit.cli.scanning import open_with_progress
 from revit.cli.subjects import Subject, open_subject
+from revit.cli.weights import export_weights
 from revit.data.cache import whole_file
 from revit.data.file_images import Fit
 from revit.data.spec import DataError
@@ -25,11 +26,13 @@ from revit.export import FORMATS, Exported, ExportError, export_model
 from revit.training.recipe import ModelOptions
 from revit.training.run_folder import environment
 
-USAGE = "RUN|MODEL --out FILE [--format onnx|torch-export] [--int8] [--images FILES] [--size N]"
+USAGE = "RUN|MODEL --out FILE [--format onnx|torch-export|weights] [--int8] [--images FILES] [--size N]"
 ABOUT = """Writes a trained run, or a registered model with random weights, as plain convolutions and matrix products for any
 batch size, and for any height and width where the model allows it. Before FILE appears, it is run (ONNX in onnxruntime),
 compared with the model and audited. A JSON file of the same name beside it holds the classes, the normalisation and the sizes
-at which the file is exact."""
+at which the file is exact. `--format weights` writes a finished run as a folder for `revit.from_pretrained`: weights, config,
+and a model card with the results."""
+WEIGHTS = "weights"
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 LIMIT = 1e-4
 """Relative error under an exact turn or mirror that a float32 file may have, where the model itself has no more."""
@@ -40,6 +43,11 @@ def run(words: list[str]) -> int:
     if options.samples < 2:
         raise UsageError(f"--samples must be at least 2, got {options.samples}")
     path = Path(options.out)
+    if options.format == WEIGHTS:
+        if options.int8 or options.checkpoint != "best":
+            raise UsageError("--format weights writes the best epoch as it is: leave --int8 and --checkpoint out")
+        export_weights(Path(options.subject), path, Console())
+        return 0
     if path.suffix != SUFFIXES[options.format] or path.is_dir():
         raise UsageError(f"--out {options.out}: {options.format} is written to a file that ends in {SUFFIXES[options.format]}")
     console = Console()
@@ -58,8 +66,15 @@ def run(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("export", USAGE, ABOUT)
     parser.add_argument("subject", metavar="RUN|MODEL", type=str, help="run folder, model or package.module:factory")
-    parser.add_argument("--out", metavar="FILE", type=str, required=True, help="file to write, .onnx or .pt2")
-    parser.add_argument("--format", default="onnx", choices=list(FORMATS), help="for onnxruntime and others, or for torch")
+    parser.add_argument(
+        "--out", metavar="FILE", type=str, required=True, help="file to write, .onnx or .pt2, or a folder for weights"
+    )
+    parser.add_argument(
+        "--format",
+        default="onnx",
+        choices=[*FORMATS, WEIGHTS],
+        help="for onnxruntime and others, for torch, or to load and train on",
+    )
     parser.add_argument("--int8", action="store_true", help="weights of 8 bits (ONNX): a quarter of the size")
     parser.add_argument("--fixed-size", action="store_true", help="for images of one size only, which is faster to export")
     parser.add_argument(

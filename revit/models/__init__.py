@@ -9,8 +9,21 @@ from revit.models import resnet as _resnet  # noqa: F401  (registers its models)
 from revit.models.cvt import CvT
 from revit.models.features import FeatureMaps
 from revit.models.gcnn import GCNN
+from revit.models.pretrained import from_pretrained, save_pretrained
 from revit.models.registry import create_model, describe_model, list_models, register_model
 from revit.models.revit import REViT
 from revit.models.vit import ViT
 
-__all__ = ["GCNN", "CvT", "FeatureMaps", "REViT", "ViT", "create_model", "describe_model", "list_models", "register_model"]
+__all__ = [
+    "GCNN",
+    "CvT",
+    "FeatureMaps",
+    "REViT",
+    "ViT",
+    "create_model",
+    "describe_model",
+    "from_pretrained",
+    "list_models",
+    "register_model",
+    "save_pretrained",
+]

@@ -22,6 +22,7 @@ from revit.exactness import EquivarianceError, next_multiple
 from revit.groups import Group
 from revit.models.features import features_by_name
 from revit.models.input_size import check_images
+from revit.models.pretrained import Pretrained
 from revit.models.registry import register_model
 from revit.models.revit import positive
 from revit.nn.convolution import GroupConv, LiftingConv
@@ -127,7 +128,7 @@ class ConvHead(nn.Module):
         return self.group_pool(x).flatten(1)
 
 
-class GCNN(nn.Module):
+class GCNN(nn.Module, Pretrained):
     """Group equivariant convolutional network: images [B, in_chans, H, W] -> logits [B, num_classes].
 
     `layers` map features to features, the first one an image to features; each has `output_size`, `out_channels` and `stride`.

@@ -21,6 +21,7 @@ from revit.deployment import deploy
 from revit.groups import Group
 from revit.models.features import features_by_name
 from revit.models.input_size import check_images, trace_sizes
+from revit.models.pretrained import Pretrained
 from revit.models.registry import register_model
 from revit.nn.attention import ConvProjection, GroupConvAttention
 from revit.nn.block import GroupMLP, TransformerBlock, run_checkpointed
@@ -43,7 +44,7 @@ class Stage(nn.Module):
         self.down, self.blocks = down, nn.ModuleList(blocks)
 
 
-class REViT(nn.Module):
+class REViT(nn.Module, Pretrained):
     """Roto-reflection equivariant vision transformer: images [B, in_chans, H, W] -> logits [B, num_classes].
 
     `dims`, `depths` and `num_heads` have one entry per stage; a whole number means a flat model of one stage. `stride` has one

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from revit.deployment import deploy
 from revit.groups import Group
 from revit.models.features import features_by_name
+from revit.models.pretrained import Pretrained
 from revit.nn.dropout import DropPath
 
 POOLS = ("token", "mean")
@@ -35,7 +36,7 @@ class Block(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-class TokenTransformer(nn.Module, ABC):
+class TokenTransformer(nn.Module, Pretrained, ABC):
     """What follows the tokens [B, (1 +) H'*W', D] of `forward_features`, the class token first if `pool` is `token`.
 
     A model sets `num_features`, `pool`, `head`, `cls_token` and its embeddings.
