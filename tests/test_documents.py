@@ -20,7 +20,7 @@ def code_blocks(path):
     ("document", "index"),
     [
         (name, index)
-        for name in ("README.md", "docs/audit.md", "docs/deployment.md")
+        for name in ("README.md", "docs/audit.md", "docs/deployment.md", "docs/weights.md")
         for index in range(len(code_blocks(ROOT / name)))
     ],
 )
