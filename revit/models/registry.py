@@ -45,7 +45,8 @@ def create_model(
     """Builds a registered model.
 
     `overrides` are arguments of the model, among them `group`, `in_chans`, `num_classes`. `features_only` gives a
-    backbone instead: a list of maps [B, C*G, H, W], one for each of `out_indices` (default: all). `pretrained` loads weights that come with the package
+    backbone instead: a list of maps [B, C*G, H, W], one for each of `out_indices` (default: all); with `pool="group"` they are
+    [B, C, H, W], the largest of the elements at each pixel. `pretrained` loads weights that come with the package
     (`list_models(pretrained=True)` names them), or those of a folder, strictly, and gives the model in eval mode.
 
     >>> model = create_model("revit_tiny", group="p4m", in_chans=3, num_classes=2)
@@ -56,6 +57,7 @@ def create_model(
 
     if out_indices is not None and not features_only:
         raise ValueError("out_indices needs features_only=True")
+    pool = overrides.pop("pool", None) if features_only else None  # of a whole model it is an argument like others
     if pretrained:
         folder = shipped_folder(name) if pretrained is True else Path(pretrained).expanduser()
         if pretrained is True:
@@ -66,7 +68,7 @@ def create_model(
             config = read_config(shipped_folder(name))
             name, overrides = config.model, {**config.options, **overrides}
         model = build_model(name, overrides)
-    return FeatureMaps(model, out_indices) if features_only else model
+    return FeatureMaps(model, out_indices, pool) if features_only else model
 
 
 def build_model(name: str, options: dict[str, Any]) -> nn.Module:

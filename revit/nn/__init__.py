@@ -10,6 +10,7 @@ from revit.nn.head import InvariantHead
 from revit.nn.normalization import FieldLayerNorm, make_norm
 from revit.nn.pooling import Downsample, GroupPool, LiftingLayer, SpatialPool, fit_to_stride
 from revit.nn.relative_attention import RelativeSelfAttention
+from revit.nn.upsampling import UpsampleJoin, upsample_to
 
 __all__ = [
     "Canonical",
@@ -28,9 +29,11 @@ __all__ = [
     "RelativeSelfAttention",
     "SpatialPool",
     "TransformerBlock",
+    "UpsampleJoin",
     "attend",
     "fit_to_stride",
     "make_dropout",
     "make_norm",
     "set_algorithm",
+    "upsample_to",
 ]

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,6 +27,7 @@ from revit.nn import (
     LiftingLayer,
     SpatialPool,
     TransformerBlock,
+    UpsampleJoin,
     fit_to_stride,
     make_dropout,
     make_norm,
@@ -36,6 +38,17 @@ from revit.nn.filter_bank import TurnedFilters
 
 def block(group, norm="batch"):
     return TransformerBlock(4, GroupConvAttention(group, 4, 2), GroupMLP(group, 4, norm=norm), norm=norm)
+
+
+class Joined(nn.Module):
+    """A decoder step on a map and on the map that it was pooled from, which has other and odd sizes."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def forward(self, x):
+        return self.step(F.adaptive_avg_pool2d(x.flatten(1, 2), 3).unflatten(1, x.shape[1:3]), x)
 
 
 LAYERS = {
@@ -60,6 +73,7 @@ LAYERS = {
     "group_pool_max": lambda g: GroupPool("max"),
     "group_pool_mean": lambda g: GroupPool("mean"),
     "head": lambda g: InvariantHead(4, 5, hidden=8),
+    "upsample_join": lambda g: Joined(UpsampleJoin(g, 4, 4, 3)),
     "canonical": lambda g: Canonical(nn.Conv2d(4, 3, 3, padding=1), g),
 }
 
