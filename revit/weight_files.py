@@ -19,7 +19,7 @@ from torch import Tensor
 
 MODEL, CONFIG = "model.safetensors", "config.json"
 MAX_TENSOR_BYTES = 8 * 2**30
-MAX_JSON_BYTES = 10 * 2**20
+MAX_JSON_BYTES = MAX_HEADER_BYTES = 10 * 2**20
 """Larger files are refused before they are read: no model and no description of ours comes near."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -77,6 +77,18 @@ def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
         return load_tensors(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise WeightFileError(f"{path}: no whole safetensors file ({' '.join(str(error).split())[:200]})") from error
+
+
+def read_tensor_bytes(path: Path) -> bytes:
+    """A safetensors file, whose header has at most 10 MiB and fits into it: a bomb is refused before it is read."""
+    try:
+        with open(path, "rb") as file:
+            size, claimed = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
+    except OSError as error:
+        raise WeightFileError(f"{path}: cannot be read ({error.strerror})") from error
+    if not 8 + claimed <= min(size, 8 + MAX_HEADER_BYTES):
+        raise WeightFileError(f"{path}: no whole safetensors file (a header of {claimed:,} bytes in a file of {size:,})")
+    return read_bytes(path, MAX_TENSOR_BYTES)
 
 
 def parse_metadata(data: bytes) -> dict[str, str]:

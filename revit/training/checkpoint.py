@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, isfinite
 
 from revit.weight_files import (
     CONFIG,
-    MAX_TENSOR_BYTES,
+    MAX_JSON_BYTES,
     MODEL,
     WeightFileError,
     parse_tensors,
@@ -26,6 +26,7 @@ from revit.weight_files import (
     previous_folder,
     read_bytes,
     read_json,
+    read_tensor_bytes,
     tensor_bytes,
     write_folder,
 )
@@ -52,7 +53,12 @@ class Checkpoint:
 def write_checkpoint(
     folder: Path, *, model: dict[str, Tensor], config: dict[str, Any], trainer: dict[str, Tensor], state: dict[str, Any]
 ) -> None:
-    """Replaces the checkpoint `folder` by this one. Whenever the process dies, a whole checkpoint is there."""
+    """Replaces the checkpoint `folder` by this one. Whenever the process dies, a whole checkpoint is there.
+
+    Weights that are no numbers are not saved: they would take the place of good ones.
+    """
+    for tensors in (model, trainer):
+        _check_finite(folder, tensors, "the last good checkpoint is kept")
     contents = {
         MODEL: tensor_bytes(model),
         CONFIG: json.dumps(config, indent=1).encode(),
@@ -78,16 +84,20 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _read(folder: Path) -> Checkpoint:
-    sums = read_json(folder / MANIFEST).get("sha256")
-    if not isinstance(sums, dict) or set(sums) != {MODEL, CONFIG, TRAINER, STATE}:
+    manifest = read_json(folder / MANIFEST)
+    sums = manifest.get("sha256")
+    if set(manifest) != {"format", "sha256"} or not isinstance(sums, dict) or set(sums) != {MODEL, CONFIG, TRAINER, STATE}:
         raise CheckpointError(f"{folder / MANIFEST}: not the manifest of a checkpoint")
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(f"{folder / MANIFEST}: of format {manifest['format']!r}, this version reads {FORMAT}")
     contents = {}
     for name, expected in sums.items():
-        contents[name] = read_bytes(folder / name, MAX_TENSOR_BYTES)
+        tensors = name in (MODEL, TRAINER)
+        contents[name] = read_tensor_bytes(folder / name) if tensors else read_bytes(folder / name, MAX_JSON_BYTES)
         if hashlib.sha256(contents[name]).hexdigest() != expected:
             raise CheckpointError(f"{folder / name}: damaged (its SHA-256 is not that of the manifest)")
     try:
-        return Checkpoint(
+        checkpoint = Checkpoint(
             path=folder,
             model=parse_tensors(contents[MODEL], folder / MODEL),
             config=json.loads(contents[CONFIG]),
@@ -98,6 +108,17 @@ def _read(folder: Path) -> Checkpoint:
         raise
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder}: not a checkpoint ({error})") from error
+    if not isinstance(checkpoint.config, dict) or not isinstance(checkpoint.state, dict):
+        raise CheckpointError(f"{folder}: not a checkpoint ({CONFIG} and {STATE} hold objects)")
+    for tensors in (checkpoint.model, checkpoint.trainer):
+        _check_finite(folder, tensors, "use another checkpoint")
+    return checkpoint
+
+
+def _check_finite(folder: Path, tensors: dict[str, Tensor], then: str) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not isfinite(tensor).all():
+            raise CheckpointError(f"{folder}: {name} has values that are not finite numbers; {then}")
 
 
 def read_latest(folder: Path) -> Checkpoint:

@@ -23,8 +23,11 @@ import yaml
 from revit.data.cache import whole_file
 from revit.training.recipe import Recipe, RecipeError, differences, read_recipe
 
-MAY_CHANGE = frozenset({"data.root", "data.workers", "data.memory_gb", "data.download", "train.save_seconds", "train.sharding"})
+MAY_CHANGE = frozenset(
+    ("data.root", "data.workers", "data.memory_gb", "data.download", "data.max_bad", "train.save_seconds", "train.sharding")
+)
 """Options that do not change what is computed, so that a run can be resumed with other ones."""
+PROCESSES = "processes"
 
 
 class RunError(ValueError):
@@ -37,6 +40,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+        self.described: dict[str, str] = {}  # the files that say what runs here
 
     def __enter__(self) -> RunFolder:
         return self
@@ -53,18 +57,46 @@ class RunFolder:
     def best(self) -> Path:
         return self.path / "checkpoints" / "best"
 
-    def start(self, recipe: Recipe, *, resume: bool) -> None:
-        """Takes the folder for a run of this recipe. A folder with a run in it is taken only to resume that run."""
+    def start(self, recipe: Recipe, *, resume: bool, may_change: frozenset[str] = frozenset()) -> None:
+        """Takes the folder for a run of this recipe. A folder with a run in it is taken only to resume that run.
+
+        `may_change` names what may differ from how the run was started: options ("train.lr"), or "processes", their number.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take()
-            self._check(recipe, resume)
-            self.write("config.yaml", recipe.to_yaml())
-            self.write("env.json", json.dumps(environment(), indent=1))
+            facts = environment()
+            self._check(recipe, resume, may_change, facts[PROCESSES])
+            self.described = {"config.yaml": recipe.to_yaml(), "env.json": json.dumps(facts, indent=1)}
+            for name, text in self.described.items():
+                self.write(name, text)
         except OSError as error:
             raise RunError(
                 f"{error.filename or self.path}: cannot be written ({error.strerror}); choose another --out"
             ) from error
+
+    def vanished(self) -> bool:
+        """Whether the folder that was taken is there no more. It is made anew then, for the state that is to be saved.
+
+        Raises `RunError` if another run has taken its place.
+        """
+        if self._lock is None or not self.described:
+            return False
+        try:
+            same = os.path.samestat(os.stat(self.path / "run.lock"), os.fstat(self._lock.fileno()))
+        except FileNotFoundError:
+            same = False
+        if same:
+            return False
+        self._lock.close()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._take()
+        config = self.path / "config.yaml"
+        if config.exists() and config.read_text() != self.described[config.name]:
+            raise RunError(f"{self.path}: taken by another run while this one was using it; choose another --out")
+        for name, text in self.described.items():
+            self.write(name, text)
+        return True
 
     def write(self, name: str, text: str) -> None:
         """A file of the folder, whole or not there."""
@@ -95,7 +127,7 @@ class RunFolder:
         self._lock.write(f"process {os.getpid()} on {platform.node()}")
         self._lock.flush()
 
-    def _check(self, recipe: Recipe, resume: bool) -> None:
+    def _check(self, recipe: Recipe, resume: bool, may_change: frozenset[str], processes: int) -> None:
         config = self.path / "config.yaml"
         if not config.exists():
             foreign = [entry.name for entry in self.path.iterdir() if entry.name != "run.lock"]
@@ -108,9 +140,23 @@ class RunFolder:
             raise RunError(f"{config}: damaged ({error}); choose another --out") from error
         if not resume:
             raise RunError(f"{self.path}: holds a run already; add --resume to go on with it, or choose another --out")
-        changed = differences(before, recipe.to_dict(), ignored=MAY_CHANGE)
+        changed = differences(before, recipe.to_dict(), ignored=MAY_CHANGE | may_change)
+        count = self._processes()
+        if count not in (None, processes) and PROCESSES not in may_change:
+            changed.append(f"{PROCESSES} ({count}, now {processes})")
         if changed:
-            raise RunError(f"{self.path}: was started with another configuration: {'; '.join(changed)}; choose another --out")
+            names = ",".join(text.split(" ")[0] for text in changed)
+            raise RunError(
+                f"{self.path}: was started with another configuration: {'; '.join(changed)}; choose another --out,"
+                f" or add --allow-change {names}"
+            )
+
+    def _processes(self) -> int | None:
+        """How many processes the run had, if its folder says so."""
+        try:
+            return int(json.loads((self.path / "env.json").read_text())[PROCESSES])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 def environment() -> dict[str, Any]:
