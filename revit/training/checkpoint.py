@@ -92,8 +92,8 @@ def _read(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder / MANIFEST}: of format {manifest['format']!r}, this version reads {FORMAT}")
     contents = {}
     for name, expected in sums.items():
-        tensors = name in (MODEL, TRAINER)
-        contents[name] = read_tensor_bytes(folder / name) if tensors else read_bytes(folder / name, MAX_JSON_BYTES)
+        holds_tensors = name in (MODEL, TRAINER)
+        contents[name] = read_tensor_bytes(folder / name) if holds_tensors else read_bytes(folder / name, MAX_JSON_BYTES)
         if hashlib.sha256(contents[name]).hexdigest() != expected:
             raise CheckpointError(f"{folder / name}: damaged (its SHA-256 is not that of the manifest)")
     try:
