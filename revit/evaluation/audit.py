@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from revit.equivariance import TOLERANCES, centred_disc, transform
 from revit.evaluation.inference import evaluating, place_of
-from revit.evaluation.stages import OUTPUT, kinds_of, read_stages
+from revit.evaluation.stages import OUTPUT, answer_kind, kinds_of, read_stages
 from revit.evaluation.turning import Fill, turn_by_element
 from revit.groups import Group
 
@@ -55,7 +55,7 @@ class Audit:
     exact: tuple[bool, ...]  # whether the element moves pixels onto pixels; others include the error of interpolation
     stages: dict[str, StageErrors]  # in the order in which they are computed, `logits` last
     claimed: tuple[str, ...]  # stages that the verdict is about; the others are there to find the layer that breaks
-    consistency: tuple[float, ...]  # share of samples that keep their predicted class, 0 to 1
+    consistency: tuple[float, ...]  # share of samples (of a map of classes: of pixels) that keep their predicted class, 0 to 1
     tolerance: float  # of the precision that the model computes in
 
     @property
@@ -99,9 +99,10 @@ def audit_model(
 ) -> Audit:
     """Compares a model with itself on turned and mirrored images [N, C, H, W], which come normalised.
 
-    A model with `named_features` claims that each of them turns. Any other module claims that its answers stay, and
-    `every_layer` makes it claim more. Stages that are no maps on this group are left out: the features of a p4 model cannot
-    turn with p4m, its logits can. `fill` is what elements that are not exact turn in at the corners; see `normalised_black`.
+    A model with `named_features` claims that each of them turns. Any other module claims that its answers stay (if they are
+    maps of classes, [B, K, h, w]: that they turn with the image), and `every_layer` makes it claim more. Stages that are no
+    maps on this group are left out: the features of a p4 model cannot turn with p4m, its logits can. `fill` is what elements
+    that are not exact turn in at the corners; see `normalised_black`.
     """
     group = Group.parse(group)
     check_images(x)
@@ -115,10 +116,10 @@ def audit_model(
             for element in range(group.order):
                 turned = read_stages(model, turn_by_element(batch, group, element, fill))
                 for name, value in upright.items():
-                    for kind in kinds_of(value, group):
+                    for kind in (answer_kind(value),) if name == OUTPUT else kinds_of(value, group):
                         difference = differences.setdefault((name, kind), _Difference(group.order))
                         difference.add(element, turned.get(name), transform(value, group, element, kind=kind))
-                kept[element] += (turned[OUTPUT].argmax(1) == upright[OUTPUT].argmax(1)).sum().cpu()
+                kept[element] += _kept_classes(upright[OUTPUT], turned[OUTPUT], group, element)
     exact = tuple(group.is_exact_element(g) for g in range(group.order))
     stages = _best_readings(differences, exact)
     return Audit(
@@ -131,6 +132,15 @@ def audit_model(
         consistency=tuple((kept / len(x)).tolist()),
         tolerance=TOLERANCES[dtype],
     )
+
+
+def _kept_classes(upright: Tensor, turned: Tensor, group: Group, element: int) -> float:
+    """How many samples keep their class; of maps of classes, the shares of the pixels that do are added up."""
+    expected = transform(upright, group, element, kind=answer_kind(upright))
+    if turned.shape != expected.shape:
+        return 0.0
+    same = (turned.argmax(1) == expected.argmax(1)).double()
+    return float((same.flatten(1).mean(1) if same.ndim > 1 else same).sum())
 
 
 class _Difference:

@@ -187,7 +187,8 @@ def write_turning_gif(
         reader = find_maps({g: read_stages(model, turn_by_element(image, group, g, fill)) for g in few_elements(group)}, group)
         images = [turn_by_angle(image, angle, fill) for angle in degrees]
         stages = [read_stages(model, turned) for turned in images]
-    answers = [found[OUTPUT][0].double().softmax(0).cpu() for found in stages]
+    # Of a map of classes: the share of the image that each class has.
+    answers = [found[OUTPUT][0].double().softmax(0).reshape(found[OUTPUT].shape[1], -1).mean(1).cpu() for found in stages]
     tiles = [[pixels if pixels.ndim == 3 else np.stack([pixels] * 3, axis=-1)] for pixels in as_pixels(images)]
     if reader is not None:
         pooled = [maps.amax(2) if maps.ndim == 5 else maps for maps in (reader.read(found).cpu() for found in stages)]

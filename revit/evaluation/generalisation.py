@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from revit.data.randomness import uniforms
+from revit.equivariance import centred_disc
 from revit.evaluation.audit import BATCH, check_images
 from revit.evaluation.inference import evaluating, place_of
 from revit.evaluation.stages import check_logits
@@ -29,7 +30,7 @@ VERSIONS = 8
 class Agreement:
     """How alike the answers for images and for their turned versions are."""
 
-    consistency_percent: float  # versions that keep the predicted class
+    consistency_percent: float  # versions that keep the predicted class; of maps of classes, pixels in the central disc that do
     probability_difference: float  # |p(x) - p(T x)|, mean over the classes
     top_class_difference: float  # the same of the class that is predicted for x
     logit_error: float  # mean |z(x) - z(T x)| / mean |z(x)|
@@ -79,7 +80,7 @@ def random_transformations(
     check_images(x)
     draws = uniforms(np.arange(len(x)), 2 * versions, seed, "random transformations")  # [N, 2 * versions]
 
-    def turned(batch: Tensor, first: int, version: int) -> Tensor:
+    def turned(batch: Tensor, first: int, version: int, fill: Fill) -> Tensor:
         rows = draws[first : first + len(batch)]
         images = []
         for image, angle, chance in zip(batch, rows[:, version], rows[:, versions + version], strict=True):
@@ -97,7 +98,7 @@ def errors_by_angle(
     """What a turn by each angle does to the answers for normalised images [N, C, H, W]."""
     check_images(x)
 
-    def turned(batch: Tensor, first: int, version: int) -> Tensor:
+    def turned(batch: Tensor, first: int, version: int, fill: Fill) -> Tensor:
         return turn_by_angle(batch, degrees[version], fill)
 
     frame, disc = (_compare(model, x, turned, len(degrees), fill, shown, batch_size) for shown in (False, True))
@@ -133,9 +134,10 @@ class _Sums:
 
 
 def _compare(
-    model: nn.Module, x: Tensor, turned: Callable[[Tensor, int, int], Tensor], versions: int, fill: Fill, disc: bool,
+    model: nn.Module, x: Tensor, turned: Callable[[Tensor, int, int, Fill], Tensor], versions: int, fill: Fill, disc: bool,
     batch_size: int,
 ) -> _Sums:  # fmt: skip
+    """Maps of classes turn with the image; they are compared inside the central disc, which no turn moves out of the frame."""
     sums = _Sums(versions)
     device, dtype = place_of(model)
     with evaluating(model):
@@ -143,12 +145,21 @@ def _compare(
             batch = x[first : first + batch_size].to(device, dtype)
             upright = model(on_disc(batch, fill) if disc else batch)
             check_logits(upright, len(batch))
-            sums.samples += len(batch)
-            sums.values += float(upright.double().abs().mean(1).sum())
+            sums.samples += len(_answers(upright))
+            sums.values += float(_answers(upright).double().abs().mean(1).sum())
             for version in range(versions):
-                images = turned(batch, first, version)
-                sums.add(version, upright, model(on_disc(images, fill) if disc else images))
+                images = turned(batch, first, version, fill)
+                expected = turned(upright, first, version, 0.0) if upright.ndim == 4 else upright
+                sums.add(version, _answers(expected), _answers(model(on_disc(images, fill) if disc else images)))
     return sums
+
+
+def _answers(logits: Tensor) -> Tensor:
+    """Logits [B, K] as they are; of maps [B, K, h, w] those of the pixels inside the central disc, [B * pixels, K]."""
+    if logits.ndim == 2:
+        return logits
+    inside = centred_disc(logits.shape[-2], logits.shape[-1]).to(logits.device)
+    return logits[..., inside].movedim(1, -1).flatten(0, -2)
 
 
 def on_disc(x: Tensor, fill: Fill) -> Tensor:

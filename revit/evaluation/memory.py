@@ -114,15 +114,20 @@ def forward_task(model: nn.Module, x: Tensor) -> Task:
 
 def step_task(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Task:
     """A training step: forward, cross-entropy with class 0, backward, step of the optimizer."""
-    labels = torch.zeros(len(x), dtype=torch.long, device=x.device)
 
     def step() -> None:
         model.train()
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(x), labels).backward()
+        loss_of_class_0(model(x)).backward()
         optimizer.step()
 
     return step
+
+
+def loss_of_class_0(logits: Tensor) -> Tensor:
+    """The cross-entropy of logits [B, K], or of maps [B, K, H, W], if the truth were class 0 everywhere."""
+    labels = torch.zeros(len(logits), *logits.shape[2:], dtype=torch.long, device=logits.device)
+    return F.cross_entropy(logits, labels)
 
 
 def _status(key: str) -> int:

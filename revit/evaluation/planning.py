@@ -25,6 +25,7 @@ from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from revit.evaluation.complexity import UNCOUNTED
 from revit.evaluation.inference import place_of
+from revit.evaluation.memory import loss_of_class_0
 
 BATCHES = 2, 3
 """Images of the two steps. One image is not enough for batch norm."""
@@ -102,7 +103,8 @@ def _measured_step(model: nn.Module, shape: tuple[int, ...], bf16: bool) -> tupl
     try:
         with LiveTensors([*model.parameters(), *model.buffers(), images, labels]) as live:
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                loss = F.cross_entropy(model(images), labels)
+                logits = model(images)
+                loss = F.cross_entropy(logits, labels) if logits.ndim == 2 else loss_of_class_0(logits)
             kept = live.bytes
             loss.backward()
         return np.array(live.history, dtype=np.float64), kept, live.macs

@@ -22,7 +22,8 @@ OUTPUT = "logits"
 
 
 def read_stages(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The stages of a model for images [B, C, H, W], in the order in which they are computed; the last is `logits` [B, K].
+    """The stages of a model for images [B, C, H, W], in the order in which they are computed; the last is `logits` [B, K],
+    or [B, K, h, w] of a model that answers for each pixel.
 
     Tokens [B, N, C] become maps [B, C, h, w] where N (or N - 1, with a class token in front) is a grid in the proportions of
     the image. What is no floating-point tensor of B samples is left out.
@@ -55,9 +56,17 @@ def kinds_of(value: Tensor, group: Group) -> tuple[str, ...]:
 
 
 def check_logits(logits: Any, samples: int) -> None:
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != samples:
+    """Refuses what is no answer for each image, [B, K], nor for each of its pixels, [B, K, h, w]."""
+    if not isinstance(logits, Tensor) or logits.ndim not in (2, 4) or len(logits) != samples:
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"expected a model that returns logits [B, classes] for {samples} images, got shape {shape}")
+        raise ValueError(
+            f"expected a model that returns logits [B, classes] or [B, classes, H, W] for {samples} images, got shape {shape}"
+        )
+
+
+def answer_kind(logits: Tensor) -> str:
+    """How answers turn: a class of an image stays, a map of classes turns with the image."""
+    return "image" if logits.ndim == 4 else "invariant"
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from revit.models.gcnn import GCNN
 from revit.models.pretrained import from_pretrained, save_pretrained
 from revit.models.registry import create_model, describe_model, list_models, register_model
 from revit.models.revit import REViT
+from revit.models.segmentation import REViTSegmenter
 from revit.models.vit import ViT
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "CvT",
     "FeatureMaps",
     "REViT",
+    "REViTSegmenter",
     "ViT",
     "create_model",
     "describe_model",

@@ -152,7 +152,7 @@ def test_place_of():
 def test_messages():
     with pytest.raises(ValueError, match=r"expected images \[N, C, H, W\], at least one, got shape \[0, 1, 4, 4\]"):
         audit_model(Plain(), torch.zeros(0, 1, 4, 4), "p4")
-    with pytest.raises(ValueError, match=r"returns logits \[B, classes\] for 1 images, got shape \[1, 1, 4, 4\]"):
-        audit_model(nn.Identity(), torch.zeros(1, 1, 4, 4), "p4")
-    with pytest.raises(ValueError, match=r"got shape \[1, 1, 4, 4\]"):
-        errors_by_angle(nn.Identity(), torch.zeros(1, 1, 4, 4), degrees=[0], fill=0.0)
+    with pytest.raises(ValueError, match=r"logits \[B, classes\] or \[B, classes, H, W\] for 1 images, got shape \[1, 1, 16\]"):
+        audit_model(nn.Flatten(2), torch.zeros(1, 1, 4, 4), "p4")
+    with pytest.raises(ValueError, match=r"got shape \[1, 1, 16\]"):
+        errors_by_angle(nn.Flatten(2), torch.zeros(1, 1, 4, 4), degrees=[0], fill=0.0)

@@ -23,7 +23,7 @@ EQUIVARIANT = {
     *("re_resnet", "re_resnet_paper", "re_resnet_small"),
 }
 """Equivariant baselines: tests of their own hold narrow ones to the same errors, at the sizes that they are made for."""
-MODELS = [name for name in list_models() if name not in NOT_EQUIVARIANT | EQUIVARIANT]
+MODELS = [name for name in list_models() if name not in NOT_EQUIVARIANT | EQUIVARIANT and "seg" not in name]
 OURS = [name for name in MODELS if not name.endswith("_paper")]
 PAPER = [name for name in MODELS if name.endswith("_paper")]
 LARGE = ("revit_hier_medium", "revit_hier_base")
