@@ -2,15 +2,19 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python)
 VENV := .venv
 BENCH_VENV := .venv-bench
+AUDIT_VENV := .venv-audit
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow check bench clean
+.PHONY: help demo test test-slow check faults audit-deps lock bench clean
 
 help:
 	@echo "make demo   installs, trains a model on 5,000 rotated digits (minutes), prints its audit, writes figures to demo/"
 	@echo "make test   all checks: lint, types, tests"
 	@echo "make test-slow  exactness of the largest models as well (ten minutes, 16 GB)"
 	@echo "make check  lint and types only"
+	@echo "make faults  kills, damaged and hostile files, full disks, broken workers: all counts (half an hour), results/faults.json"
+	@echo "make audit-deps  known vulnerabilities of the installed packages"
+	@echo "make lock  requirements.lock: every package of the tests with its SHA-256"
 	@echo "make bench  speed and memory of our algorithms, and side by side with escnn (compiles it: needs a Fortran compiler)"
 	@echo "make clean  remove what these commands made"
 
@@ -39,6 +43,29 @@ test: check
 test-slow: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m slow
 
+faults: $(VENV)/installed
+	$(VENV)/bin/python -m tests.faults.run --out results/faults.json
+
+# Wheels for the CPU carry a local version (+cpu) that no database knows.
+audit-deps: $(VENV)/installed
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > $(AUDIT_VENV)/installed.txt
+	$(AUDIT_VENV)/bin/pip-audit --strict --no-deps --disable-pip -r $(AUDIT_VENV)/installed.txt
+
+# The hashes are those of the files that pip chooses here: Linux x86_64, CPython 3.11, torch for the CPU.
+lock: $(VENV)/installed
+	$(VENV)/bin/python $(PIP) --dry-run --ignore-installed --report $(VENV)/report.json ".[train,export,dev]"
+	$(VENV)/bin/python -c "$$LOCK" $(VENV)/report.json > requirements.lock
+
+define LOCK
+import json, sys
+for item in sorted(json.load(open(sys.argv[1]))["install"], key=lambda item: item["metadata"]["name"].lower()):
+    if hashes := item["download_info"].get("archive_info", {}).get("hashes"):
+        print(f"{item['metadata']['name'].lower()}=={item['metadata']['version']} --hash=sha256:{hashes['sha256']}")
+endef
+export LOCK
+
 # escnn needs an older numpy than the embedded digits do, so the benchmarks have an environment of their own.
 $(BENCH_VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
@@ -47,10 +74,16 @@ $(BENCH_VENV)/installed: pyproject.toml constraints.txt
 	$(BENCH_VENV)/bin/python $(PIP) escnn
 	@touch $@
 
-bench: $(BENCH_VENV)/installed
+bench: $(BENCH_VENV)/installed $(VENV)/installed
 	$(BENCH_VENV)/bin/python -m pytest tests/test_escnn_parity.py
 	$(BENCH_VENV)/bin/python benchmarks/algorithms.py
+	$(BENCH_VENV)/bin/python benchmarks/layouts.py
+	$(BENCH_VENV)/bin/python benchmarks/profile_step.py
+	$(BENCH_VENV)/bin/python benchmarks/compiled.py
+	$(VENV)/bin/python benchmarks/small_models.py
+	$(VENV)/bin/python benchmarks/relative_attention.py
+	$(VENV)/bin/python benchmarks/deployment.py
 	$(BENCH_VENV)/bin/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
