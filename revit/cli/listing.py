@@ -26,7 +26,7 @@ def models(words: list[str]) -> int:
     options = parser.parse_args(words)
     group = Group.parse(options.group)
     names = list_models(options.text)
-    if not names:
+    if not names and not list_models(options.text, pretrained=True):
         near = difflib.get_close_matches(options.text, list_models(), n=3, cutoff=0.4)
         raise UsageError(f"no model has {options.text!r} in its name" + (f"; did you mean {', '.join(near)}?" if near else ""))
     table = Table(box=None)
@@ -42,7 +42,10 @@ def models(words: list[str]) -> int:
             except ValueError:  # a plain transformer has no group but z2
                 count = f"not on {group}"
         table.add_row(name, count, describe_model(name))
-    Console().print(table)
+    console, trained = Console(), list_models(options.text, pretrained=True)
+    console.print(table)
+    if trained:
+        console.print(f"with weights in the package (pretrained=True): {', '.join(trained)}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -50,7 +50,7 @@ def read_config(folder: Path) -> ModelConfig:
     except WeightFileError as error:
         raise PretrainedError(str(error)) from error
     name, options, data = values.get("model"), values.get("options"), values.get("data")
-    if values.get("library_name") != "revit" or not isinstance(name, str) or not isinstance(options, dict):
+    if values.get("library_name") != "revit" or not _is_name(name) or not isinstance(options, dict):
         raise PretrainedError(f"{path}: not the config of a model of revit (no library_name, model and options)")
     if values.get("format") != FORMAT:
         raise PretrainedError(f"{path}: of format {values.get('format')!r}, this version reads {FORMAT}")
@@ -61,8 +61,8 @@ def read_config(folder: Path) -> ModelConfig:
 def check_options(options: Mapping[str, Any], path: Path) -> None:
     """Refuses what no model of ours has for options, and options that do not say what every model has."""
     for key, value in options.items():
-        if not key.isidentifier() or not _is_plain(value):
-            raise PretrainedError(f"{path}: no option of a model: {key[:40]}={shorten(repr(value))}")
+        if not _is_name(key) or not _is_plain(value):
+            raise PretrainedError(f"{path}: no option of a model: {printable(key)}={shorten(repr(value))}")
     missing = [key for key in ("group", "in_chans", "num_classes") if key not in options]
     if missing:
         raise PretrainedError(f"{path}: the options lack {missing[0]}")
@@ -95,6 +95,10 @@ def checked_data(data: Any, options: Mapping[str, Any], path: Path) -> dict[str,
     return data
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isidentifier()
+
+
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
@@ -111,3 +115,9 @@ def _is_plain(value: Any) -> bool:
 def shorten(value: object) -> str:
     """The text of a value, for a message of one line."""
     return " ".join(str(value).split())[:160]
+
+
+def printable(text: object) -> str:
+    """A text of others, for a message: without what a terminal would act on, and not too long."""
+    shown = str(text)[:100]
+    return shown if shown.isprintable() else ascii(shown)

@@ -20,7 +20,16 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from revit.groups import Group
 from revit.models.card import model_card
 from revit.models.hub import download, upload
-from revit.models.model_config import FORMAT, ModelConfig, PretrainedError, check_options, checked_data, read_config, shorten
+from revit.models.model_config import (
+    FORMAT,
+    ModelConfig,
+    PretrainedError,
+    check_options,
+    checked_data,
+    printable,
+    read_config,
+    shorten,
+)
 from revit.models.registry import build_model, create_model
 from revit.weight_files import (
     CONFIG,
@@ -37,6 +46,7 @@ from revit.weight_files import (
 CARD = "README.md"
 FREE = frozenset({"num_classes", "drop_rate", "attn_drop_rate", "drop_path_rate", "strict"})
 """Options that may differ from those that the weights were trained with."""
+PRECISIONS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SPARE_NUMBERS, SPARE_TENSORS = 1_000_000, 100
 """What may be built beyond twice what a file holds: some builders make parts that they then replace."""
 
@@ -116,14 +126,15 @@ def load_folder(folder: Path, name: str, overrides: Mapping[str, Any]) -> nn.Mod
     tensors = _parsed(data, folder / MODEL)
     known = parse_metadata(data).get("group", config.options["group"])
     if known != config.options["group"]:
-        raise PretrainedError(f"{folder}: {CONFIG} is of the group {config.options['group']}, the weights are of {known}")
+        raise PretrainedError(
+            f"{folder}: {CONFIG} is of the group {printable(config.options['group'])}, the weights are of {printable(known)}"
+        )
     try:
         with _at_most(tensors), torch.random.fork_rng(devices=[]):
             model: Any = build_model(name, {**options, "num_classes": config.options["num_classes"]})
     except Exception as error:  # whatever a constructor raises for options that nobody would choose
         raise PretrainedError(f"{folder / CONFIG}: its options build no {name} ({shorten(error)})") from error
-    dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
-    model.to(dtype)
+    model.to(next((tensor.dtype for tensor in tensors.values() if tensor.dtype in PRECISIONS), torch.float32))
     _check_tensors(tensors, model.state_dict(), folder / MODEL)
     model.load_state_dict(tensors)
     facts = config.data
@@ -181,8 +192,8 @@ def _merged(config: ModelConfig, overrides: Mapping[str, Any], folder: Path) -> 
 def _check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: Path) -> None:
     """Refuses, by name, keys that are missing or extra, other shapes and types, and what is no number."""
     wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not of this model" for name in found if name not in expected]
-    for name in expected.keys() & found.keys():
+    wrong += [f"{printable(name)} is not of this model" for name in found if name not in expected]
+    for name in (name for name in expected if name in found):
         has, needs = found[name], expected[name]
         if has.shape != needs.shape:
             wrong.append(f"{name} has shape {list(has.shape)} instead of {list(needs.shape)}")

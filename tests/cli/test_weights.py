@@ -23,6 +23,8 @@ def test_a_run_becomes_a_folder(run, capsys, tmp_path, monkeypatch):
     assert "largest relative change of the logits" in card and str(tmp_path) not in card
     monkeypatch.setattr(model_config, "WEIGHTS", Path("weights"))
     assert torch.equal(create_model("revit_toy_p4", pretrained=True)(x), loaded(x))
+    assert main(["models", "toy"]) == 0
+    assert "with weights in the package (pretrained=True): revit_toy_p4" in capsys.readouterr().out
 
 
 def test_what_is_no_finished_run(run, fails):

@@ -149,6 +149,7 @@ def test_wrong_keys_are_named(saved):
         (lambda t: t.update({"head.fc.bias": torch.zeros(4)}), "head.fc.bias has shape [4] instead of [3]"),
         (lambda t: t.update({name: t[name].half()}), f"{name} is of type torch.float16 instead of torch.float32"),
         (lambda t: t[name].view(-1)[0].fill_(float("nan")), f"{name} holds NaN or infinity"),
+        (lambda t: t.update({"a\x1b[2J\nb": torch.zeros(1)}), r"'a\x1b[2J\nb' is not of this model"),
         (lambda t: t.clear(), "is missing and "),
     ):
         shutil.copyfile(clean / "model.safetensors", saved / "model.safetensors")
@@ -174,6 +175,8 @@ HOSTILE = {
     "another library": ({"library_name": "timm"}, "not the config of a model of revit"),
     "another version": ({"format": 7}, "of format 7, this version reads 1"),
     "unknown model": ({"model": "revit_huge"}, "unknown model 'revit_huge'"),
+    "no name": ({"model": "a\x1b[2J"}, "not the config of a model of revit"),
+    "no name of an option": ({"options__a\nb": 1}, r"no option of a model: 'a\nb'=1"),
     "no model": ({"model": ["revit_tiny"]}, "not the config of a model of revit"),
     "unknown option": ({"options__colour": 3}, "unexpected keyword argument 'colour'"),
     "no option": ({"options__dims": {"a": 1}}, "no option of a model: dims"),
