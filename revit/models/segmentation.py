@@ -18,7 +18,6 @@ from revit.deployment import deploy
 from revit.models.features import features_by_name
 from revit.models.hierarchical import revit_hier_base, revit_hier_small, revit_hier_tiny
 from revit.models.pretrained import Pretrained
-from revit.models.pretrained import Pretrained
 from revit.models.registry import register_model
 from revit.models.revit import REViT
 from revit.nn.normalization import make_norm

@@ -15,8 +15,9 @@ import revit
 from revit.models import GCNN, REViT, create_model, from_pretrained, list_models, model_config, register_model, save_pretrained
 from revit.models.card import ROWS, model_card
 from revit.models.model_config import ModelConfig, PretrainedError
+from revit.models.pretrained import Pretrained
 from revit.weight_files import WeightFileError, read_bytes
-from tests.test_deploy import CASES, build
+from tests.test_deploy import CASES, HIERARCHY, build
 
 TINY = {"group": "p4", "in_chans": 1, "num_classes": 3, "dims": 4, "depths": 1, "num_heads": 1, "kernel_size": 3}
 DATA = {
@@ -65,10 +66,13 @@ def refusal(folder, **arguments):
     return text
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "segmentation"])
 def test_round_trip_to_the_bit(case, tmp_path):
     """Every family: same logits, same keys in training and in evaluation, same random numbers afterwards."""
-    model, x = build(case, torch.float32)
+    if case == "segmentation":
+        model, x = create_model("revit_seg_tiny", **HIERARCHY).eval(), torch.randn(2, 3, 32, 32)
+    else:
+        model, x = build(case, torch.float32)
     assert list(copy.deepcopy(model).train().state_dict()) == list(model.state_dict())
     model.train().save_pretrained(tmp_path / "model")
     state = torch.get_rng_state()
@@ -81,10 +85,8 @@ def test_round_trip_to_the_bit(case, tmp_path):
 
 
 def test_every_registered_class_has_the_methods():
-    builders = {type(create_model(name, **options)) for name, options, _ in CASES.values()}
-    assert all(issubclass(kind, revit.models.pretrained.Pretrained) for kind in builders)
-    if "revit_seg_tiny" in list_models():
-        assert issubclass(revit.models.REViTSegmenter, revit.models.pretrained.Pretrained)
+    kinds = {type(create_model(name, **options)) for name, options, _ in CASES.values()}
+    assert all(issubclass(kind, Pretrained) for kind in (*kinds, revit.models.REViTSegmenter))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
