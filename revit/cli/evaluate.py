@@ -13,10 +13,10 @@ from revit.cli.runs import LoadedRun, load_run, newest_run, run_data
 from revit.cli.scanning import open_with_progress, report_skipped
 from revit.data import Dataset
 from revit.data.loader import EvalLoader, Reading
-from revit.evaluation.collect import collect_logits
+from revit.evaluation.tasks import task_of
 
-ABOUT = """Accuracy, precision and recall of each class, confusion matrix and calibration of a run. Writes scores.json,
-confusion_matrix.png and calibration.png to RUN/eval_SPLIT, or to --out."""
+ABOUT = """Accuracy, precision and recall of each class, confusion matrix and calibration of a run; of masks the mean IoU and
+the accuracy of pixels. Writes scores.json, confusion_matrix.png and calibration.png to RUN/eval_SPLIT, or to --out."""
 
 
 def run(words: list[str]) -> int:
@@ -44,15 +44,15 @@ def run(words: list[str]) -> int:
         dataset.split(options.split),
         loaded.spec,
         batch_size=options.batch_size,
-        reading=Reading(workers=data.workers, on_bad=data.on_bad),
+        reading=Reading(workers=data.workers, on_bad=data.on_bad, max_bad=data.max_bad),
     )
-    outputs = collect_logits(model, loader, device, next(model.parameters()).dtype)
+    outputs = task_of(loaded.spec).collect(model, loader, device, next(model.parameters()).dtype)
     report_skipped(console, outputs.bad)
     folder = Path(options.out) if options.out else loaded.path / f"eval_{options.split}"
     folder.mkdir(parents=True, exist_ok=True)
     scores = report_scores(outputs, loaded, options.split, folder, "scores")
     console.print(f"{loaded.path} on {dataset.spec.name} ({dataset.spec.source})", highlight=False, soft_wrap=True)
-    print_scores(console, scores, options.split, len(outputs.labels))
+    print_scores(console, scores, options.split, len(outputs.samples))
     console.print(f"scores and pictures are in {folder}", highlight=False, soft_wrap=True)
     return 0
 
@@ -60,6 +60,8 @@ def run(words: list[str]) -> int:
 def _check(loaded: LoadedRun, dataset: Dataset) -> None:
     """The model must have been trained for such images."""
     ours, theirs = loaded.spec, dataset.spec
+    if ours.task != theirs.task:
+        raise UsageError(f"the run is for {ours.task}, the data for {theirs.task}; give data of the same kind")
     if ours.classes != theirs.classes:
         missing = sorted(set(ours.classes) ^ set(theirs.classes))
         raise UsageError(f"the classes of the data are not those of the run: {', '.join(missing[:5]) or 'another order'}")

@@ -32,18 +32,27 @@ from revit.evaluation import (
     score_predictions,
 )
 from revit.evaluation.collect import Outputs
+from revit.evaluation.segmentation import MaskOutputs, MaskScores, score_masks
 from revit.training.run_folder import environment
 
 AUDITED_PIXELS = 1024 * 32 * 32  # the 1,024 images of the paper's protocol if they are small, at least 64 if they are large
 POLAR_SHARE, POLAR_STEP = 16, 15  # every angle costs two passes: one image in 16, 8 at least, shows the shape of the curve
 
 
-def report_scores(outputs: Outputs, run: LoadedRun, split: str, folder: Path, name: str, **more: Any) -> Scores:
+def report_scores(
+    outputs: Outputs | MaskOutputs, run: LoadedRun, split: str, folder: Path, name: str, **more: Any
+) -> Scores | MaskScores:
     """Scores of a split, written as `name`.json with what they need to be believed, with more facts, and as pictures."""
-    scores = score_predictions(outputs.logits, outputs.labels, run.spec.classes)
+    scores: Scores | MaskScores
+    if isinstance(outputs, MaskOutputs):
+        scores = score_masks(outputs, run.spec.classes)
+    else:
+        scores = score_predictions(outputs.logits, outputs.labels, run.spec.classes)
+        draw_calibration(scores.calibration, folder / "calibration.png")
+    draw_confusion(scores.confusion, run.spec.classes, folder / "confusion_matrix.png")
     facts = {
         "split": split,
-        "images": len(outputs.labels),
+        "images": len(outputs.samples),
         "skipped": [reason for _, reason in outputs.bad],
         "data": run.spec.source,
         "seed": run.recipe["train"]["seed"],
@@ -53,13 +62,14 @@ def report_scores(outputs: Outputs, run: LoadedRun, split: str, folder: Path, na
         **more,
     }
     write_json(folder / f"{name}.json", {**facts, **scores.to_dict()})
-    draw_confusion(scores.confusion, run.spec.classes, folder / "confusion_matrix.png")
-    draw_calibration(scores.calibration, folder / "calibration.png")
     return scores
 
 
-def print_scores(console: Console, scores: Scores, split: str, images: int) -> None:
+def print_scores(console: Console, scores: Scores | MaskScores, split: str, images: int) -> None:
     """Accuracy and friends in two lines; the classes in a table, the worst first if there are many."""
+    if isinstance(scores, MaskScores):
+        _print_mask_scores(console, scores, split, images)
+        return
     area = f"  AUROC {scores.auroc:.4f}" if scores.auroc is not None else ""
     console.print(
         f"{split}: accuracy [bold]{scores.accuracy:.2%}[/bold] of {images:,} images  balanced {scores.balanced_accuracy:.2%}"
@@ -75,6 +85,23 @@ def print_scores(console: Console, scores: Scores, split: str, images: int) -> N
         table.add_column(column, justify="left" if column == "class" else "right")
     for row in rows:
         table.add_row(row.name, *map(_percent, (row.precision, row.recall, row.f1)), f"{row.support:,}")
+    console.print(table)
+
+
+def _print_mask_scores(console: Console, scores: MaskScores, split: str, images: int) -> None:
+    console.print(
+        f"{split}: mean IoU [bold]{scores.mean_iou:.2%}[/bold] of {images:,} images  pixel accuracy {scores.accuracy:.2%}"
+        f"  loss {scores.loss:.4f}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    many = len(scores.per_class) > 20
+    rows = sorted(scores.per_class, key=lambda row: row.iou or 0.0)[:10] if many else scores.per_class
+    table = Table(box=None, title="the ten hardest classes" if many else None, title_justify="left")
+    for column in ("class", "IoU", "precision", "recall", "pixels"):
+        table.add_column(column, justify="left" if column == "class" else "right")
+    for row in rows:
+        table.add_row(row.name, *map(_percent, (row.iou, row.precision, row.recall)), f"{row.support:,}")
     console.print(table)
 
 

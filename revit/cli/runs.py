@@ -11,7 +11,7 @@ from torch import nn
 from revit.data import DataOptions, DataSpec
 from revit.models import create_model
 from revit.training.checkpoint import MANIFEST, Checkpoint, CheckpointError, read_checkpoint
-from revit.training.recipe import ModelOptions, Recipe, read_recipe
+from revit.training.recipe import ModelOptions, Recipe, RecipeError, read_recipe
 from revit.training.run_folder import RunError
 
 
@@ -31,6 +31,10 @@ class LoadedRun:
 def build_model(options: ModelOptions, spec: DataSpec) -> nn.Module:
     """The model for images of this description. Refuses sizes at which it could not be exact."""
     model = create_model(options.name, in_chans=spec.channels, num_classes=spec.num_classes, **options.arguments())
+    made_for = getattr(model, "task", "classification")
+    if made_for != spec.task:
+        fix = "choose a model with seg in its name" if spec.task == "segmentation" else "choose one without seg in its name"
+        raise RecipeError(f"model.name {options.name} is for {made_for}, {spec.name} for {spec.task}; {fix}")
     check = getattr(model, "check_input_size", None)
     if check is not None:
         check(*spec.size)

@@ -19,13 +19,15 @@ from revit.cli.scanning import open_with_progress
 from revit.data import Dataset
 from revit.data.loader import EvalLoader, Reading, Share, TrainLoader
 from revit.evaluation import draw_curves
-from revit.evaluation.collect import Outputs, collect_logits, join_outputs
+from revit.evaluation.collect import Outputs
+from revit.evaluation.segmentation import MaskOutputs
+from revit.evaluation.tasks import task_of
 from revit.models.budget import count_parameters, match_parameters
 from revit.training.interrupt import Interrupted, StopRequest, stop_requests
 from revit.training.loop import Training
 from revit.training.progress import Watcher
 from revit.training.recipe import ModelOptions, Recipe
-from revit.training.run_folder import RunFolder
+from revit.training.run_folder import PROCESSES, RunFolder
 from revit.training.watchers import TensorBoard, Terminal
 
 USAGE = "RECIPE [--data-root DIR] [--out DIR] [--section.option value ...]"
@@ -34,6 +36,8 @@ RECIPE is a name (`revit recipes` lists them), a YAML file, or a run folder, who
 can be changed here. On several processes: torchrun --nproc_per_node N -m revit train RECIPE ..."""
 EVAL_BATCH = 128
 RESULT = "test.json"
+NAMES = {"accuracy": "accuracy", "mean_iou": "mean IoU"}
+Answers = Outputs | MaskOutputs
 PARTS = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -43,12 +47,14 @@ def run(words: list[str]) -> int:
     parser.add_argument("--data-root", metavar="DIR", type=str, help="folder with the data; for `folder` one subfolder a class")
     parser.add_argument("--out", metavar="DIR", type=str, help="run folder to write (default: a new one, runs/RECIPE)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out from its last checkpoint")
+    parser.add_argument("--allow-change", metavar="NAMES", type=str, help="what --resume may find changed: train.lr,processes")
     parser.add_argument("--match-params", metavar="N", type=int, help="the largest width with at most N parameters")
     parser.add_argument("--on-bad", metavar="stop|skip", type=str, help="images that cannot be read: stop, or skip and report")
     parser.add_argument("--print_config", action="store_true", help="print the whole recipe and exit")
     parser.add_recipe_options()
     print_config = "--print_config" in words  # the parser has a meaning of its own for this word, so it does not see it
     options, recipe = _read(parser, [word for word in words if word != "--print_config"])
+    may_change = _may_change(options, recipe)
     if print_config and options.match_params is None:
         print(recipe.to_yaml(), end="")
         return 0
@@ -66,7 +72,7 @@ def run(words: list[str]) -> int:
     model = _built(recipe, dataset)
     with RunFolder(_out(options, accelerator)) as folder:
         if accelerator.is_main_process:
-            folder.start(recipe, resume=options.resume)
+            folder.start(recipe, resume=options.resume, may_change=may_change)
         accelerator.wait_for_everyone()
         console.print(_summary(recipe, dataset, model, folder), highlight=False, soft_wrap=True)
         try:
@@ -82,7 +88,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _train_and_test(training: Training, dataset: Dataset, recipe: Recipe, *, resume: bool) -> tuple[LoadedRun, Outputs | None]:
+def _train_and_test(training: Training, dataset: Dataset, recipe: Recipe, *, resume: bool) -> tuple[LoadedRun, Answers | None]:
     try:
         if resume:
             training.resume()
@@ -137,6 +143,15 @@ def _read(parser: Parser, words: list[str]) -> tuple[Namespace, Recipe]:
     return options, recipe
 
 
+def _may_change(options: Namespace, recipe: Recipe) -> frozenset[str]:
+    """The names in --allow-change. A wrong one would allow nothing and look as if it did."""
+    names = frozenset(options.allow_change.split(",")) if options.allow_change else frozenset()
+    known = {f"{section}.{option}" for section, values in recipe.to_dict().items() for option in values} | {PROCESSES}
+    if names - known:
+        raise UsageError(f"--allow-change: unknown name {sorted(names - known)[0]!r}; give options as train.lr, or {PROCESSES}")
+    return names
+
+
 def _matched(options: ModelOptions, dataset: Dataset, budget: int, console: Console) -> ModelOptions:
     """The model options with the width that fits a budget of parameters."""
     model = build_model(options, dataset.spec)
@@ -169,37 +184,42 @@ def _out(options: Namespace, accelerator: Accelerator) -> Path:
 
 def _reading(recipe: Recipe, accelerator: Accelerator) -> Reading:
     share = Share(accelerator.process_index, accelerator.num_processes)
-    return Reading(share, recipe.data.workers, recipe.data.on_bad)
+    return Reading(share, recipe.data.workers, recipe.data.on_bad, recipe.data.max_bad)
 
 
-def _test(run: LoadedRun, dataset: Dataset, recipe: Recipe, training: Training) -> Outputs | None:
+def _test(run: LoadedRun, dataset: Dataset, recipe: Recipe, training: Training) -> Answers | None:
     """The test split, read once, by the best epoch: each process its share. Nothing if that has been done."""
     if (run.path / RESULT).exists():
         return None
     device = training.accelerator.device
     loader = EvalLoader(dataset.test, dataset.spec, batch_size=EVAL_BATCH, reading=_reading(recipe, training.accelerator))
-    outputs = collect_logits(run.model.to(device), loader, device, training.dtype, check=training.stop.check)
-    return join_outputs(gather_object([outputs]))
+    task = task_of(run.spec)
+    outputs = task.collect(run.model.to(device), loader, device, training.dtype, check=training.stop.check)
+    joined: Answers = task.join(gather_object([outputs]))
+    return joined
 
 
-def _finish(run: LoadedRun, outputs: Outputs | None, training: Training, dataset: Dataset, console: Console) -> None:
+def _finish(run: LoadedRun, outputs: Answers | None, training: Training, dataset: Dataset, console: Console) -> None:
     """Test, curves, audit: the files of a finished run, and what to try next."""
     folder, history = run.path, training.progress.history
     if outputs is None:
         result = json.loads((folder / RESULT).read_text())
-        console.print(f"finished before: test accuracy {result['accuracy']:.2%} in {folder / RESULT}", highlight=False)
+        iou = f", mean IoU {result['mean_iou']:.2%}" if "mean_iou" in result else ""
+        console.print(f"finished before: test accuracy {result['accuracy']:.2%}{iou} in {folder / RESULT}", highlight=False)
         return
     draw_curves(history, folder / "curves.png")
     audit = report_audit(dataset.test, run, folder)
     best = training.progress.best
+    metric = training.progress.metric
     facts = {
-        "validation_accuracy": best["val_accuracy"],
+        f"validation_{metric}": best[f"val_{metric}"],
         "epochs": len(history),
         "training_seconds": round(sum(row["seconds"] for row in history), 1),
         "consistency_percent": audit.mean_consistency_percent,
     }
     scores = report_scores(outputs, run, "test", folder, RESULT.removesuffix(".json"), **facts)  # last: it says "finished"
-    console.print(f"chosen epoch {best['epoch']}: validation accuracy {best['val_accuracy']:.2%}", highlight=False)
-    print_scores(console, scores, "test", len(outputs.labels))
+    chosen = f"validation {NAMES[metric]} {best[f'val_{metric}']:.2%}"
+    console.print(f"chosen epoch {best['epoch']}: {chosen}", highlight=False)
+    print_scores(console, scores, "test", len(outputs.samples))
     print_audit(console, audit)
     console.print(f"weights, results and pictures are in {folder}", highlight=False, soft_wrap=True)

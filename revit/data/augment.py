@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from revit.data.randomness import key, uniforms
-from revit.data.spec import Crop
+from revit.data.spec import IGNORED, Crop
 
 FILLS = ("zeros", "border", "reflection")
 _GEOMETRY, _COLOUR, _CROP, _MIX = "geometry", "colour", "crop", "mix"
@@ -90,14 +90,24 @@ def crops(options: AugmentOptions, samples: NDArray[np.int64], seed: int, epoch:
 def augment(images: Tensor, options: AugmentOptions, samples: NDArray[np.int64], seed: int, epoch: int) -> Tensor:
     """Images [B, C, H, W] between 0 and 1 -> the same, moved and recoloured. `samples` [B] are their numbers in the split."""
     if options.moves:
-        images = _move(images, options, uniforms(samples, 5, seed, epoch, _GEOMETRY))
+        images = _move(images, options, uniforms(samples, 5, seed, epoch, _GEOMETRY), "bilinear")
     if options.brightness or options.contrast or (images.shape[1] == 3 and (options.saturation or options.hue)):
         images = _recolour(images, options, uniforms(samples, 4, seed, epoch, _COLOUR))
     return images
 
 
-def _move(images: Tensor, options: AugmentOptions, draws: NDArray[np.float64]) -> Tensor:
-    """Turn, mirror, shift: one affine map of the plane about the centre of the image, and one bilinear sampling."""
+def augment_masks(masks: Tensor, options: AugmentOptions, samples: NDArray[np.int64], seed: int, epoch: int) -> Tensor:
+    """Masks [B, H, W] of class indices, moved as `augment` moves their images, by the nearest pixel. What comes in from outside
+    does not count, unless `fill` puts pixels of the image there."""
+    if not options.moves:
+        return masks
+    shown = masks.float().add(1)[:, None]  # 0 is what is outside
+    moved = _move(shown, options, uniforms(samples, 5, seed, epoch, _GEOMETRY), "nearest")[:, 0].to(masks.dtype)
+    return torch.where(moved == 0, IGNORED, moved - 1)
+
+
+def _move(images: Tensor, options: AugmentOptions, draws: NDArray[np.float64], mode: str) -> Tensor:
+    """Turn, mirror, shift: one affine map of the plane about the centre of the image, and one sampling."""
     import kornia.geometry.transform as geometry
 
     angle = (2 * draws[:, 0] - 1) * options.rotate
@@ -116,7 +126,7 @@ def _move(images: Tensor, options: AugmentOptions, draws: NDArray[np.float64]) -
     linear = np.stack([np.stack([cos * mirror, sin * upset], -1), np.stack([-sin * mirror, cos * upset], -1)], 1)  # [B, 2, 2]
     offset = centre - linear @ centre + shift
     matrix = torch.from_numpy(np.concatenate([linear, offset[:, :, None]], axis=2)).to(images)  # [B, 2, 3]
-    return geometry.warp_affine(images, matrix, (height, width), padding_mode=options.fill, align_corners=True)
+    return geometry.warp_affine(images, matrix, (height, width), mode, padding_mode=options.fill, align_corners=True)
 
 
 def _recolour(images: Tensor, options: AugmentOptions, draws: NDArray[np.float64]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,12 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import get_worker_info
 
-from revit.data.augment import AugmentOptions, augment, crops, mix, partners
+from revit.data.augment import AugmentOptions, augment, augment_masks, crops, mix, partners
 from revit.data.randomness import block_permutation, permutation
-from revit.data.spec import BadImage, Crop, DataError, DataSpec, Images, Pixels
+from revit.data.spec import MAX_BAD, BadImage, Crop, DataError, DataSpec, Images, Pixels, too_many_bad
+from revit.data.workers import Watch, read_ahead
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Reading:
     share: Share = Share()
     workers: int = 0
     on_bad: str = "stop"
+    max_bad: float = MAX_BAD  # share of the images that may be skipped
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Batch:
     """Images as they were read, before they go to the device."""
 
     images: Tensor  # [B, C, H, W], uint8 or float32
-    labels: Tensor  # [B]
+    labels: Tensor  # [B], or masks [B, H, W]
     samples: NDArray[np.int64]  # [B], numbers in the split
     planned: int  # images that all processes together should have had, bad ones included
     other: Tensor | None = None  # what each image is mixed with
@@ -81,6 +82,9 @@ class TrainLoader:
         self.images, self.spec, self.seed, self.parts = images, spec, seed, parts
         self.augment_options, self.reading = augment or AugmentOptions(), reading or Reading()
         self.batch_size = min(batch_size, len(images))
+        self.bad: set[str] = set()  # the names of all images that were skipped so far
+        if spec.task == "segmentation" and self.augment_options.mixes:
+            raise DataError("mixup and cutmix mix the classes of whole images; masks need --augment.mixup 0 --augment.cutmix 0")
         world = self.reading.share.world
         if len(images) // self.steps < world * parts:
             raise DataError(
@@ -98,15 +102,16 @@ class TrainLoader:
         plan = []
         for step in epoch_batches(self.images, self.batch_size, self.seed, epoch, "order")[start:]:
             plan += [(part, len(step)) for part in np.array_split(self.reading.share.of(step), self.parts)]
-        reader = _Reader(self.images, plan, self.augment_options, self.seed, epoch, self.reading.on_bad)
-        loader = iter(_torch_loader(reader, self.reading.workers))
+        loader = _batches(_Reader(self.images, plan, self.augment_options, self.seed, epoch, self.reading), self.bad)
         for _ in range(len(plan) // self.parts):
-            yield [_checked(next(loader)) for _ in range(self.parts)]
+            yield [next(loader) for _ in range(self.parts)]
 
     def prepare(self, batch: Batch, epoch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Normalised, augmented images [B, C, H, W] and targets [B, K] on the device."""
+        """Normalised, augmented images [B, C, H, W] and targets [B, K], or masks [B, H, W] moved alike, on the device."""
         options, samples, seed = self.augment_options, batch.samples, self.seed
         images = augment(scaled(batch.images, device, dtype), options, samples, seed, epoch)
+        if self.spec.task == "segmentation":
+            return normalised(images, self.spec), augment_masks(batch.labels.to(device), options, samples, seed, epoch)
         targets = torch.nn.functional.one_hot(batch.labels.to(device), self.spec.num_classes).to(dtype)
         if batch.other is not None and batch.other_labels is not None:
             other = augment(scaled(batch.other, device, dtype), options, samples, seed, epoch)
@@ -124,8 +129,7 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Batch]:
         mine = self.reading.share.of(np.arange(len(self.images)))
         plan = [(mine[i : i + self.batch_size], self.batch_size) for i in range(0, len(mine), self.batch_size)]
-        reader = _Reader(self.images, plan, AugmentOptions(), 0, 0, self.reading.on_bad)
-        return (_checked(batch) for batch in _torch_loader(reader, self.reading.workers))
+        return _batches(_Reader(self.images, plan, AugmentOptions(), 0, 0, self.reading), set())
 
     def prepare(self, batch: Batch, device: torch.device, dtype: torch.dtype) -> Tensor:
         return normalised(scaled(batch.images, device, dtype), self.spec)
@@ -154,10 +158,10 @@ class _Reader(TorchDataset[Batch]):
         options: AugmentOptions,
         seed: int,
         epoch: int,
-        on_bad: str,
+        reading: Reading,
     ) -> None:
         self.images, self.plan, self.options = images, plan, options
-        self.seed, self.epoch, self.on_bad = seed, epoch, on_bad
+        self.seed, self.epoch, self.reading, self.watch = seed, epoch, reading, Watch(reading.workers)
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -167,40 +171,56 @@ class _Reader(TorchDataset[Batch]):
         boxes = crops(self.options, samples, self.seed, self.epoch)
         bad: list[tuple[str, str]] = []
         try:
-            pixels, kept = self._read(samples, boxes, bad)
-            batch = Batch(_stack(pixels), self._labels(samples[kept]), samples[kept], planned, bad=bad)
+            pixels, masks, kept = self._read(samples, boxes, bad)
+            labels = self._labels(samples[kept]) if masks is None else _stack(masks).long()
+            batch = Batch(_stack(pixels), labels, samples[kept], planned, bad=bad)
             if self.options.mixes:
                 others = partners(batch.samples, blocks_of(self.images), self.seed, self.epoch)
                 batch.other, batch.other_labels = self._partners(batch, others, boxes and [boxes[i] for i in kept], bad)
         except DataError as error:  # a worker's exception would arrive with its traceback as text; an error travels as a value
             return Batch(torch.empty(0), torch.empty(0), samples, planned, error=str(error))
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            message = f"{self.images.name(self.watch.here)}: reading it failed ({what}); look at this file"
+            if get_worker_info() is None:
+                raise DataError(message) from error
+            return Batch(torch.empty(0), torch.empty(0), samples, planned, error=message)
+        self.watch.reads(-1)
         return batch
 
     def _read(
         self, samples: NDArray[np.int64], boxes: list[Crop] | None, bad: list[tuple[str, str]]
-    ) -> tuple[Pixels | list[Pixels], list[int]]:
-        """Images, and which of the samples they are."""
-        read_many = getattr(self.images, "read_many", None)
+    ) -> tuple[Pixels | list[Pixels], list[Pixels] | None, list[int]]:
+        """Images, their masks if they have some, and which of the samples they are."""
+        read_many, read_masked = (getattr(self.images, name, None) for name in ("read_many", "read_masked"))
+        self.watch.reads(int(samples[0]))
         if read_many is not None and boxes is None:
-            return read_many(samples), list(range(len(samples)))
-        pixels, kept = [], []
+            return read_many(samples), None, list(range(len(samples)))
+        pixels, masks, kept = [], [], []
         for i, sample in enumerate(samples):
+            self.watch.reads(int(sample))
             try:
-                pixels.append(self.images.read(int(sample), boxes[i] if boxes else None))
+                box = boxes[i] if boxes else None
+                if read_masked is None:
+                    pixels.append(self.images.read(int(sample), box))
+                else:
+                    image, mask = read_masked(int(sample), box)
+                    pixels.append(image)
+                    masks.append(mask)
                 kept.append(i)
             except BadImage as error:
-                if self.on_bad == "stop":
+                if self.reading.on_bad == "stop":
                     raise
                 bad.append((self.images.name(int(sample)), str(error)))
         if not kept:
             raise DataError(f"none of the {len(samples)} images of a batch can be read; the first: {bad[0][1]}")
-        return pixels, kept
+        return pixels, masks if read_masked is not None else None, kept
 
     def _partners(
         self, batch: Batch, others: NDArray[np.int64], boxes: list[Crop] | None, bad: list[tuple[str, str]]
     ) -> tuple[Tensor, Tensor]:
         """The images to mix with; an image whose partner is bad stays alone."""
-        pixels, kept = self._read(others, boxes, bad)
+        pixels, _, kept = self._read(others, boxes, bad)
         if len(kept) == len(others):
             return _stack(pixels), self._labels(others)
         images, labels = batch.images.clone(), batch.labels.clone()
@@ -215,20 +235,13 @@ def _stack(pixels: Pixels | list[Pixels]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(np.stack(pixels) if isinstance(pixels, list) else pixels))
 
 
-def _checked(batch: Batch) -> Batch:
-    if batch.error is not None:
-        raise DataError(batch.error)
-    return batch
-
-
-def _torch_loader(reader: _Reader, workers: int) -> DataLoader[Batch]:
-    return DataLoader(
-        reader, batch_size=None, shuffle=False, num_workers=workers, worker_init_fn=_quiet_worker if workers else None,
-        prefetch_factor=4 if workers else None,
-    )  # fmt: skip
-
-
-def _quiet_worker(_: int) -> None:
-    """Ctrl-C reaches every process of a terminal; only the training process answers it. One thread a worker is enough."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+def _batches(reader: _Reader, bad: set[str]) -> Iterator[Batch]:
+    """The batches of a plan in their order. `bad` collects the names of images that are skipped; too many are an error."""
+    images, reading = reader.images, reader.reading
+    for batch in read_ahead(reader, len(reader), reading.workers, reader.watch, images.name):
+        if batch.error is not None:
+            raise DataError(batch.error)
+        bad |= {name for name, _ in batch.bad}
+        if len(bad) > reading.max_bad * len(images):
+            raise too_many_bad(len(bad), len(images), reading.max_bad, batch.bad[0][1])
+        yield batch

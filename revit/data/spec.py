@@ -17,6 +17,17 @@ MAX_PIXELS = 64_000_000
 """Images larger than this are refused before they are decoded: no photo of ours needs more, an image bomb does."""
 
 
+IGNORED = 255
+"""What a mask holds at pixels that do not count."""
+
+TASKS = ("classification", "segmentation")
+"""What is asked of an image: its class, or the class of each of its pixels."""
+
+
+MAX_BAD = 0.01
+"""Share of the images that `on_bad="skip"` goes on without: more are no accident."""
+
+
 class DataError(ValueError):
     """A file or folder that cannot be used. The message names it and says what to do."""
 
@@ -37,6 +48,7 @@ class DataSpec:
     std: tuple[float, ...]
     source: str  # where the images came from, as results state it: "official archive", "rebuilt from mnist.npz, seed 0"
     centre: float = 1.0  # share of height and width of a file that evaluation looks at
+    task: str = "classification"  # or segmentation
 
     def __post_init__(self) -> None:
         if len(self.mean) != self.channels or len(self.std) != self.channels:
@@ -47,6 +59,8 @@ class DataSpec:
             raise DataError(f"{self.name}: at least two classes with different names are needed, got {', '.join(self.classes)}")
         if not 0 < self.centre <= 1:
             raise DataError(f"{self.name}: centre is a share above 0 and at most 1, got {self.centre}")
+        if self.task not in TASKS:
+            raise DataError(f"{self.name}: unknown task {self.task!r}; choose {', '.join(TASKS)}")
         if self.channels < 1 or min(self.size) < 1:
             raise DataError(f"{self.name}: no image has {self.channels} channels and size {self.size}")
 
@@ -55,7 +69,9 @@ class DataSpec:
         return len(self.classes)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values for JSON. What is classified does not say so, as before there was another task."""
+        values = asdict(self)
+        return values if self.task != TASKS[0] else {name: value for name, value in values.items() if name != "task"}
 
     @classmethod
     def from_dict(cls, values: Any) -> DataSpec:
@@ -70,6 +86,7 @@ class DataSpec:
                 std=tuple(float(s) for s in values["std"]),
                 source=str(values["source"]),
                 centre=float(values["centre"]),
+                task=str(values.get("task", TASKS[0])),
             )
         except (KeyError, TypeError, IndexError) as error:
             raise DataError(f"not the description of a dataset: {error!r}") from error
@@ -133,7 +150,7 @@ class DataOptions:
     """Which images, from where, and how they are read.
 
     Args:
-        name: Dataset: rotmnist5k, rotmnist, cifar10, pcam, arrays, folder, shards, imagenet or photos.
+        name: Dataset: rotmnist5k, rotmnist, cifar10, pcam, arrays, folder, masks, shards, imagenet or photos.
         root: Folder with the data (also --data-root, or the variable REVIT_DATA).
         file: One file below the root instead of the usual names: an .npz archive, or the CSV manifest of a folder.
         size: Side of the square that images of a folder are resized to (default: their own size, if all have one, up to 224).
@@ -141,6 +158,7 @@ class DataOptions:
         test_fraction: Share held out for the test where the data has no such part.
         split_seed: Seed of these splits.
         on_bad: What to do with an image that cannot be read: stop, or skip it and report.
+        max_bad: Share of the images that may be skipped; more stop the run.
         download: Fetch the official files if they are missing.
         workers: Processes that read image files ahead; 0 reads in the training process.
         memory_gb: Folders whose images fit into this much memory are decoded once and kept.
@@ -154,6 +172,7 @@ class DataOptions:
     test_fraction: float = 0.2
     split_seed: int = 0
     on_bad: str = "stop"
+    max_bad: float = MAX_BAD
     download: bool = False
     workers: int = 0
     memory_gb: float = 2.0
@@ -161,6 +180,8 @@ class DataOptions:
     def __post_init__(self) -> None:
         if self.on_bad not in ("stop", "skip"):
             raise DataError(f"on_bad must be stop or skip, got {self.on_bad!r}")
+        if not 0 <= self.max_bad <= 1:
+            raise DataError(f"max_bad is a share between 0 and 1, got {self.max_bad}")
         for option in ("val_fraction", "test_fraction"):
             if not 0 < getattr(self, option) < 1:
                 raise DataError(f"{option} must lie between 0 and 1, got {getattr(self, option)}")
@@ -170,6 +191,13 @@ class DataOptions:
             raise DataError(f"size must be at least 1 pixel, got {self.size}")
         if self.workers < 0:
             raise DataError(f"workers must be 0 or more, got {self.workers}")
+
+
+def too_many_bad(bad: int, images: int, max_bad: float, first: str) -> DataError:
+    return DataError(
+        f"{bad} of {images} images cannot be read, more than the {max_bad:.3g} of them that may be skipped; the first: {first}."
+        " Mend or remove them, or raise --data.max_bad"
+    )
 
 
 def stratified_split(

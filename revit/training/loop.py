@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -24,22 +23,19 @@ from torch.distributed.fsdp import FSDPModule
 
 from revit.data.loader import Batch, EvalLoader, TrainLoader
 from revit.data.randomness import key
-from revit.evaluation.collect import collect_logits
+from revit.evaluation.tasks import task_of
 from revit.training.averaging import AveragedModel
-from revit.training.checkpoint import has_checkpoint, read_latest, write_checkpoint
+from revit.training.bad_steps import MAX_BAD_STEPS, BadSteps, TrainingError
+from revit.training.checkpoint import CheckpointError, has_checkpoint, read_latest, write_checkpoint
 from revit.training.interrupt import Interrupted, StopRequest
 from revit.training.optimizer import load_optimizer, make_optimizer, optimizer_tensors
 from revit.training.progress import Progress, Watcher
 from revit.training.recipe import TrainOptions
-from revit.training.run_folder import RunFolder
+from revit.training.run_folder import RunError, RunFolder
 from revit.training.schedule import learning_rate, momentum
 from revit.training.sharding import load_whole, shard, whole, whole_tensors
 
 RAW = "raw/"  # the weights themselves, where `model.safetensors` holds their average
-
-
-class TrainingError(RuntimeError):
-    """A run that cannot go on. The message says where it stopped and what is kept."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Step:
     """What one optimiser step showed, over all processes."""
 
     loss: float  # sum over the images
-    correct: int
+    correct: float  # shares of right answers, added up
     images: int
     stop: bool  # some process was asked to
     save: bool  # it is time for a checkpoint
@@ -78,9 +74,12 @@ class Training:
         self.copy = copy.deepcopy(self.model) if self.sharded and not self.average else None
         if self.sharded:
             shard(self.model, accelerator.device, accelerator.num_processes)
-        self.optimizer = make_optimizer(self.model, options)
+        self.optimizer, self.task = make_optimizer(self.model, options), task_of(train_loader.spec)
         self.wrapped = self.model if self.sharded else accelerator.prepare_model(self.model)
-        self.progress, self.saved_at = Progress(), time.monotonic()
+        self.progress, self.saved_at = Progress(metric=self.task.metric), time.monotonic()
+        kept = self.model.state_dict().keys()
+        self.statistics = [buffer for name, buffer in self.model.named_buffers() if name in kept]  # of batch norms
+        self.bad_steps, self.lost = BadSteps(folder, accelerator), False
 
     @property
     def evaluated(self) -> nn.Module:
@@ -96,6 +95,9 @@ class Training:
         if not has_checkpoint(self.folder.last):
             return
         checkpoint = read_latest(self.folder.last)
+        theirs, ours = (values.get("recipe", {}).get("model", {}) for values in (checkpoint.config, self.config))
+        if any(theirs.get(name) != ours.get(name) for name in ("name", "group")):  # p2 and z2m have weights of the same shapes
+            raise TrainingError(f"{checkpoint.path}: of another model or version ({theirs.get('name')} {theirs.get('group')})")
         try:
             self.evaluated.load_state_dict(checkpoint.model)
             raw = {name.removeprefix(RAW): t for name, t in checkpoint.trainer.items() if name.startswith(RAW)}
@@ -140,17 +142,18 @@ class Training:
             now = progress.epoch * self.train_loader.steps + progress.step
             lr = self._set_schedule(now)
             step = self._step(parts)
-            if self.average:
+            if self.average and step.images:
                 self.average.update(self.model, now)
             progress.add(step.loss, step.correct, step.images, time.perf_counter() - begin, waiting)
             bad = [entry for part in parts for entry in part.bad]
             for watcher in self.watchers:
-                watcher.stepped(progress, step.loss / step.images, lr)
+                if step.images:
+                    watcher.stepped(progress, step.loss / step.images, lr)
                 if bad:
                     watcher.skipped(bad)
             if step.stop:
                 raise Interrupted(self.stop.number or signal.SIGTERM)  # the request may have reached another process only
-            if step.save:
+            if step.save and not progress.bad_steps:  # `last` stays before the first of several bad steps
                 self._save()
 
     def _set_schedule(self, now: int) -> float:
@@ -160,10 +163,11 @@ class Training:
         return lr
 
     def _step(self, parts: list[Batch]) -> Step:
-        """One optimiser step. A loss or a gradient that is not a number stops the run before it reaches the weights."""
+        """One optimiser step. A loss or a gradient that is not a number never reaches the weights: the step is left out."""
         progress, accelerator = self.progress, self.accelerator
         torch.manual_seed(key(self.options.seed, progress.epoch, progress.step, accelerator.process_index, "dropout"))
         self.optimizer.zero_grad(set_to_none=True)
+        before = [buffer.clone() for buffer in self.statistics]
         sums = torch.zeros(6, dtype=torch.float64, device=accelerator.device)  # loss, right, images, not a number, stop, save
         culprits: list[str] = []
         for i, part in enumerate(parts):
@@ -171,12 +175,12 @@ class Training:
             self._check_pixels(images, part)
             with self._exchanged(i == len(parts) - 1), accelerator.autocast():
                 logits = self.wrapped(images)
-                losses = F.cross_entropy(logits, targets, label_smoothing=self.options.label_smoothing, reduction="none")
+                losses = self.task.losses(logits, targets, label_smoothing=self.options.label_smoothing)
                 # The mean over the batch of all processes: their gradients are averaged, hence the factor.
                 accelerator.backward(losses.sum() * (accelerator.num_processes / part.planned))
             broken = ~torch.isfinite(losses.detach())
             culprits += self._names(part.samples[broken.cpu().numpy()])
-            right = logits.argmax(1) == targets.argmax(1)
+            right = self.task.right(logits.detach(), targets)
             sums[:4] += torch.stack([t.double().sum() for t in (losses.detach(), right, torch.ones_like(right), broken)])
         norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip or math.inf))
         sums[3] += (~torch.isfinite(norm)).double()
@@ -187,16 +191,26 @@ class Training:
             sums = accelerator.reduce(sums)
         loss, correct, images_seen, broken_losses, stop, save = sums.tolist()
         if broken_losses:
-            everything = self._names(np.concatenate([part.samples for part in parts]))
-            what = "the loss of" if culprits else "the gradient of a batch with"
-            raise TrainingError(self._broken(what, culprits or everything))
+            for buffer, value in zip(self.statistics, before, strict=True):
+                buffer.copy_(value)
+            self._leave_out(culprits, parts)
+            return Step(0.0, 0, 0, bool(stop), bool(save))
+        progress.bad_steps = 0
         self.optimizer.step()
-        return Step(loss, int(correct), int(images_seen), bool(stop), bool(save))
+        return Step(loss, correct, int(images_seen), bool(stop), bool(save))
+
+    def _leave_out(self, culprits: list[str], parts: list[Batch]) -> None:
+        batch = self._names(np.concatenate([part.samples for part in parts]))
+        allowed = min(MAX_BAD_STEPS, self.train_loader.steps)  # no epoch is without a good step
+        told = self.bad_steps.leave_out(self.progress, culprits, batch, allowed)
+        for watcher in self.watchers:
+            watcher.skipped([(batch[0], told)])
 
     def _check_pixels(self, images: Tensor, part: Batch) -> None:
         broken = ~torch.isfinite(images).flatten(1).all(1)
         if broken.any():
-            raise TrainingError(self._broken("the pixels of", self._names(part.samples[broken.cpu().numpy()])))
+            names = self._names(part.samples[broken.cpu().numpy()])
+            raise self.bad_steps.refuse(self.progress, names, self._names(part.samples))
 
     def _exchanged(self, last: bool) -> AbstractContextManager[Any]:
         """Processes exchange gradients once a step, with its last part."""
@@ -208,30 +222,21 @@ class Training:
     def _names(self, samples: NDArray[np.int64]) -> list[str]:
         return [self.train_loader.images.name(int(sample)) for sample in samples]
 
-    def _broken(self, what: str, names: list[str]) -> str:
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        return (
-            f"epoch {self.progress.epoch + 1}, step {self.progress.step + 1}: {what} {shown} is not a finite number;"
-            f" {self.folder.last} keeps the last good state. Look at these images, or lower --train.lr"
-        )
-
     def _validate(self) -> dict[str, Any]:
         if self.copy:
             self.copy.load_state_dict(whole_tensors(self.model.state_dict()))
         check = None if self.sharded else self.stop.check  # what processes save together, they stop together: after a step
-        outputs = collect_logits(self.evaluated, self.val_loader, self.accelerator.device, self.dtype, check=check)
-        losses = F.cross_entropy(outputs.logits.double(), outputs.labels, reduction="sum")
-        right = (outputs.logits.argmax(1) == outputs.labels).double().sum()
-        sums = torch.stack([losses, right, torch.tensor(float(len(outputs.labels)), dtype=torch.float64)])
+        outputs = self.task.collect(self.evaluated, self.val_loader, self.accelerator.device, self.dtype, check=check)
+        images = torch.tensor([len(outputs.samples)], dtype=torch.float64)
+        sums = torch.cat((images, self.task.sums(outputs)))
         if self.accelerator.num_processes > 1:
             sums = self.accelerator.reduce(sums.to(self.accelerator.device)).cpu()
         if outputs.bad:
             for watcher in self.watchers:
                 watcher.skipped(outputs.bad)
-        loss, correct, images = sums.tolist()
-        self.progress.val_images = int(images)
+        self.progress.val_images = int(sums[0])
         now = (self.progress.epoch + 1) * self.train_loader.steps - 1
-        return self.progress.row(learning_rate(self.options, now, self.total_steps), loss / images, correct / images)
+        return self.progress.row(learning_rate(self.options, now, self.total_steps), self.task.measures(sums[1:]))
 
     def _save(self) -> None:
         self.saved_at = time.monotonic()
@@ -246,6 +251,11 @@ class Training:
             self.copy.load_state_dict(weights)
         self._write("last", tensors)
         self.folder.write_results(self.progress.history)
+        if self.lost:
+            raise RunError(
+                f"{self.folder.path}: vanished while the run was using it; made anew with the state of epoch"
+                f" {self.progress.epoch + 1}, step {self.progress.step}: --resume goes on. Earlier checkpoints are lost"
+            )
 
     def _save_best(self) -> None:
         if self.accelerator.is_main_process:
@@ -253,9 +263,15 @@ class Training:
 
     def _write(self, which: str, tensors: dict[str, Tensor]) -> None:
         folder = self.folder.last if which == "last" else self.folder.best
-        write_checkpoint(
-            folder, model=self.evaluated.state_dict(), config=self.config, trainer=tensors, state=asdict(self.progress)
-        )
+        contents = {"model": self.evaluated.state_dict(), "config": self.config, "trainer": tensors}
+        self.lost |= self.folder.vanished()
+        try:
+            write_checkpoint(folder, **contents, state=asdict(self.progress))
+        except CheckpointError:
+            if not self.folder.vanished():
+                raise
+            self.lost = True  # in the middle of the save
+            write_checkpoint(folder, **contents, state=asdict(self.progress))
 
 
 def _enable_grad_checkpointing(model: nn.Module) -> None:

@@ -54,11 +54,12 @@ class Terminal:
         )  # fmt: skip
 
     def finished_epoch(self, row: dict[str, Any], best: bool) -> None:
+        iou = f"  mean IoU {row['val_mean_iou']:6.2%}" if "val_mean_iou" in row else ""
         left = (time.monotonic() - self.begin) / (row["epoch"] - self.first_epoch) * (self.epochs - row["epoch"])
         self.console.print(
             f"epoch {row['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
             f"  train loss {row['train_loss']:.4f}  accuracy {row['train_accuracy']:6.2%}"
-            f"  validation loss {row['val_loss']:.4f}  accuracy {row['val_accuracy']:6.2%}{' *' if best else '  '}"
+            f"  validation loss {row['val_loss']:.4f}  accuracy {row['val_accuracy']:6.2%}{iou}{' *' if best else '  '}"
             f" {row['images_per_second']:.0f} images/s  {left:.0f} s left",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
@@ -96,7 +97,7 @@ class TensorBoard:
 
     def finished_epoch(self, row: dict[str, Any], best: bool) -> None:
         now = row["epoch"] * self.steps
-        for name in ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second"):
+        for name in (name for name in row if name.startswith(("train_", "val_", "images_"))):
             self.writer.add_scalar(f"epoch/{name}", row[name], now)
         self.writer.flush()
 
