@@ -40,7 +40,8 @@ def test_readme_parameter_counts():
     for name, (group, in_chans, count) in stated.items():
         model = revit.create_model(name, group=group, in_chans=in_chans)
         assert sum(p.numel() for p in model.parameters()) == pytest.approx(count, rel=0.02), name
-    assert all(name.removesuffix("_paper") in {*stated, "revit_hier_base"} for name in revit.list_models("revit"))
+    others = [name for name in revit.list_models("revit") if "_seg_" not in name]  # `tests/models/test_segmentation.py`
+    assert all(name.removesuffix("_paper") in {*stated, "revit_hier_base"} for name in others)
 
 
 def test_conventions_name_real_things():
@@ -63,8 +64,8 @@ def test_conventions_parameter_counts():
         assert sum(p.numel() for p in model.parameters()) == int(count.replace(",", "")), call
 
 
-def run_example(*arguments):
-    command = [sys.executable, ROOT / "examples/turning_features.py", *arguments]
+def run_example(*arguments, example="turning_features"):
+    command = [sys.executable, ROOT / f"examples/{example}.py", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
@@ -75,6 +76,14 @@ def test_example_prints_the_audit_and_draws(tmp_path):
     paper = re.search(r"revit_small_paper +(\S+)", result.stdout)
     assert all(float(error) < 5e-5 for error in ours.groups()) and float(paper[1]) > 1e-3
     assert (tmp_path / "figures/turning_features.png").stat().st_size > 10_000
+
+
+def test_example_of_masks_turns_them(tmp_path):
+    result = run_example("--images", "12", "--epochs", "1", "--group", "z2m", "--out", tmp_path, example="segmentation")
+    assert result.returncode == 0, result.stderr
+    errors = re.findall(r"largest difference (\S+) +same class at 100.00%", result.stdout)
+    assert len(errors) == 2 and all(float(error) <= 1e-10 for error in errors)
+    assert "mean IoU" in result.stdout and (tmp_path / "data/masks/11.png").is_file()
 
 
 @pytest.mark.parametrize("arguments", [("--group", "q9"), ("--out", __file__)])
@@ -114,7 +123,7 @@ def test_training_page_lists_all_datasets():
     assert set(re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)) == set(list_datasets())
 
 
-@pytest.mark.parametrize("table", ["speed", "filters", "training", "loader", "headline"])
+@pytest.mark.parametrize("table", ["speed", "filters", "training", "loader", "faults", "headline"])
 def test_tables_are_made_from_the_result_files(table):
     """`python benchmarks/tables.py` writes them; a number that no result file backs fails here."""
     sys.path.insert(0, str(ROOT / "benchmarks"))

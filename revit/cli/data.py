@@ -19,7 +19,7 @@ from revit.evaluation import draw_sheet
 ABOUT = """Without a name: which datasets are found under --data-root (or REVIT_DATA). With a name: what it holds, where it
 came from, and with --sheet a picture of some of its images. --data.download true fetches the official files. `revit data pack
 FOLDER --out DIR` packs image files into archives for training sets of any size (`revit data pack --help`)."""
-ELSEWHERE = ("folder", "arrays", "imagenet", "shards")  # opening them reads all files, so a plain listing only names them
+ELSEWHERE = ("folder", "masks", "arrays", "imagenet", "shards")  # opening reads all files, so a plain listing only names them
 
 
 def run(words: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -11,9 +12,11 @@ from rich.console import Console
 from revit.cli.parser import Parser, UsageError
 from revit.cli.runs import load_run, newest_run
 from revit.evaluation import find_images, write_predictions
+from revit.evaluation.predict_masks import write_masks
 
 ABOUT = """Predicts images, folders of images or glob patterns and writes a CSV file: path, label, confidence and a probability
-for each class. Memory does not grow with the number of images."""
+for each class. Memory does not grow with the number of images. A run that was trained on masks writes a mask for each image, a
+PNG file of class indices in the size of the image, into a folder beside the table (FILE_masks), and the table says which."""
 
 
 def run(words: list[str]) -> int:
@@ -38,10 +41,18 @@ def run(words: list[str]) -> int:
     loaded = load_run(Path(options.run) if options.run else newest_run(), options.checkpoint)
     paths = find_images(options.images)
     model = loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    written = write_predictions(
-        model, loaded.spec, paths, Path(options.out), embeddings=Path(options.embeddings) if options.embeddings else None,
-        agreement=loaded.group if options.agreement else None, on_bad=options.on_bad, batch_size=options.batch_size,
-    )  # fmt: skip
+    shared: dict[str, Any] = {
+        "agreement": loaded.group if options.agreement else None,
+        "on_bad": options.on_bad,
+        "batch_size": options.batch_size,
+    }
+    if loaded.spec.task == "segmentation":
+        if options.embeddings:
+            raise UsageError("--embeddings are one row an image; a run that was trained on masks has none: leave it out")
+        written = write_masks(model, loaded.spec, paths, Path(options.out), **shared)
+    else:
+        embeddings = Path(options.embeddings) if options.embeddings else None
+        written = write_predictions(model, loaded.spec, paths, Path(options.out), embeddings=embeddings, **shared)
     console = Console(file=sys.stderr)
     console.print(f"{written.rows:,} images by {loaded.path} -> {options.out}", highlight=False, soft_wrap=True)
     if written.skipped:

@@ -6,6 +6,7 @@ from revit.data import (  # noqa: F401 (they register themselves)
     digits,
     folder,
     imagenet,
+    masks,
     pcam,
     photos,
     rotmnist,

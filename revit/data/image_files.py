@@ -108,13 +108,19 @@ def image_header(source: ImageSource) -> ImageHeader:
 
 @contextmanager
 def _opened(source: ImageSource) -> Iterator[EncodedImage]:
-    """The image of a source; whatever goes wrong, here or while it is decoded, becomes an error with its name in it."""
+    with opened_file(source) as file:
+        image = _encoded(file)
+        check_pixels(image.header.channels, image.header.height, image.header.width)
+        yield image
+
+
+@contextmanager
+def opened_file(source: ImageSource) -> Iterator[IO[bytes]]:
+    """The content of a source; whatever goes wrong, here or while it is decoded, becomes an error with its name in it."""
     shown = source_name(source)
     try:
         with _quiet(), _checked_file(source) as file:
-            image = _encoded(file)
-            _check_size(image.header)
-            yield image
+            yield file
     except (DataError, MemoryError):
         raise
     except NeedsPackage as error:
@@ -154,8 +160,8 @@ def _check_bytes(count: int) -> None:
         raise Refused(f"{count} bytes, more than the {MAX_BYTES} that are read; store it smaller")
 
 
-def _check_size(header: ImageHeader) -> None:
-    channels, height, width, _ = header
+def check_pixels(channels: int, height: int, width: int) -> None:
+    """Refuses images that nobody means, before they are decoded."""
     if min(channels, height, width) < 1:
         raise Refused(f"no pixels: {channels} channels of {height} x {width}; replace or remove it")
     if channels > MAX_CHANNELS:

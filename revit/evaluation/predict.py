@@ -98,19 +98,11 @@ def write_predictions(
         raise DataError(f"{printable(out)}: the table and the embeddings need different names")
     skipped_list = out.with_name(f"{out.name}.skipped.csv")
     header = ["path", "label", "confidence", *(f"prob_{name}" for name in spec.classes)]
-    rows = skipped = 0
+    rows = 0
     with ExitStack() as stack:
         add_row = stack.enter_context(growing_csv(out, header + ["agreement"] * (agreement is not None)))
         add_embeddings = stack.enter_context(growing_npy(Path(embeddings))) if embeddings is not None else None
-        add_skipped: Callable[[Sequence[str]], object] | None = None
-
-        def skip(path: Path, error: BadImage) -> None:
-            nonlocal add_skipped, skipped
-            if add_skipped is None:
-                add_skipped = stack.enter_context(growing_csv(skipped_list, ["path", "reason"]))
-            add_skipped([str(path), str(error).removeprefix(f"{printable(path)}: ")])
-            skipped += 1
-
+        skip = Skipping(skipped_list, stack)
         batches = predict_files(
             model, spec, paths, embeddings=embeddings is not None, agreement=agreement,
             on_bad=skip if on_bad == "skip" else None, batch_size=batch_size, workers=workers,
@@ -121,9 +113,27 @@ def write_predictions(
             if add_embeddings is not None and batch.embeddings is not None:
                 add_embeddings(batch.embeddings)
             rows += len(batch.paths)
-    if not skipped:
-        skipped_list.unlink(missing_ok=True)  # of an older table
-    return Written(rows, skipped, skipped_list if skipped else None)
+    return skip.written(rows)
+
+
+class Skipping:
+    """Called with each file that cannot be read, it lists them with the reasons; a list without one is not made."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self.path, self.stack, self.count = path, stack, 0
+        self.add: Callable[[Sequence[str]], object] | None = None
+
+    def __call__(self, path: Path, error: BadImage) -> None:
+        if self.add is None:
+            self.add = self.stack.enter_context(growing_csv(self.path, ["path", "reason"]))
+        self.add([str(path), str(error).removeprefix(f"{printable(path)}: ")])
+        self.count += 1
+
+    def written(self, rows: int) -> Written:
+        """What became of all files, when the table is complete."""
+        if not self.count:
+            self.path.unlink(missing_ok=True)  # of an older table
+        return Written(rows, self.count, self.path if self.count else None)
 
 
 def _predict(
@@ -137,6 +147,19 @@ def _predict(
     workers: int,
 ) -> Iterator[Predictions]:
     device, dtype = place_of(model)
+    for names, images in read_batches(paths, spec, dtype, on_bad, batch_size, workers):
+        yield _predict_batch(model, spec, names, images.to(device), embeddings, group)
+
+
+def read_batches(
+    paths: Iterable[Path],
+    spec: DataSpec,
+    dtype: torch.dtype,
+    on_bad: Callable[[Path, BadImage], object] | None,
+    batch_size: int,
+    workers: int,
+) -> Iterator[tuple[list[Path], Tensor]]:
+    """Files in their order with their images [B, C, H, W] between 0 and 1, read ahead by threads; bad ones go to `on_bad`."""
     names: list[Path] = []
     images: list[Tensor] = []
     with closing(_read_ahead(paths, partial(_read, spec, dtype), workers, 2 * batch_size)) as reading:
@@ -149,10 +172,10 @@ def _predict(
                     raise
                 on_bad(path, error)
             if len(images) == batch_size:
-                yield _predict_batch(model, spec, names, torch.stack(images).to(device), embeddings, group)
+                yield names, torch.stack(images)
                 names, images = [], []
     if images:
-        yield _predict_batch(model, spec, names, torch.stack(images).to(device), embeddings, group)
+        yield names, torch.stack(images)
 
 
 def _read(spec: DataSpec, dtype: torch.dtype, path: Path) -> Tensor:
@@ -191,7 +214,7 @@ def _predict_batch(
             logits, features = model.forward_head(maps), model.forward_head(maps, pre_logits=True).cpu()
         else:
             logits = model(x)
-        _check_logits(logits, spec, names)
+        check_answers(logits, (len(x), spec.num_classes), spec, names)
         agreement = None
         if group is not None:
             black, label = normalised_black(spec), logits.argmax(1)
@@ -202,10 +225,11 @@ def _predict_batch(
     return Predictions(tuple(names), logits.float().softmax(1).cpu(), agreement, features)
 
 
-def _check_logits(logits: Tensor, spec: DataSpec, names: Sequence[Path]) -> None:
-    if logits.shape != (len(names), spec.num_classes):
+def check_answers(logits: Tensor, shape: tuple[int, ...], spec: DataSpec, names: Sequence[Path]) -> None:
+    """Refuses logits of another shape, and such as are no numbers."""
+    if logits.shape != shape:
         raise ValueError(f"{spec.name} has {spec.num_classes} classes, the model returns shape {list(logits.shape)}")
-    broken = (~torch.isfinite(logits)).any(1).nonzero().flatten().tolist()
+    broken = (~torch.isfinite(logits)).flatten(1).any(1).nonzero().flatten().tolist()
     if broken:
         raise ValueError(f"{printable(names[broken[0]])}: the model returns NaN or infinity; are its weights whole?")
 

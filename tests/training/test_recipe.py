@@ -37,7 +37,7 @@ def test_every_trainable_row_has_a_recipe():
         *("pcam_z2_sa", "pcam_p4_sa", "pcam_p8_sa", "pcam_p4m_sa"),
         *("rotmnist_p4_alpha", "pcam_p4_alpha", "pcam_p4m_alpha", "rotmnist_p4_resnet", "imagenet_p4m_resnet"),
     }
-    assert names == rows | {"demo", "folder", "rotmnist_p4_fast"}
+    assert names == rows | {"demo", "folder", "segmentation", "rotmnist_p4_fast"}
     assert all(description for description in list_recipes().values())
 
 
@@ -133,6 +133,7 @@ def test_recipes_build_their_model_and_their_size(name):
     channels, size, classes = {
         "rotmnist": (1, 28, 10), "rotmnist5k": (1, 28, 10), "cifar10": (3, 32, 10), "pcam": (3, 96, 2),
         "imagenet": (3, 224, 1000), "shards": (3, 224, 1000), "folder": (3, 96, 2),
+        "masks": (3, 64, 3),
     }[recipe.data.name]  # fmt: skip
     spec = DataSpec(
         recipe.data.name,
@@ -142,6 +143,7 @@ def test_recipes_build_their_model_and_their_size(name):
         (0.5,) * channels,
         (0.5,) * channels,
         "made here",
+        task="segmentation" if recipe.data.name == "masks" else "classification",
     )
     with pytest.warns(UserWarning, match="not p4m? equivariant") if "released" in name else nullcontext():
         model = build_model(recipe.model, spec)
