@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from revit.weight_files import CONFIG, WeightFileError, read_json
 
@@ -95,7 +95,7 @@ def checked_data(data: Any, options: Mapping[str, Any], path: Path) -> dict[str,
     return data
 
 
-def _is_name(value: Any) -> bool:
+def _is_name(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and value.isascii() and value.isidentifier()
 
 
