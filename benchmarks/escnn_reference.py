@@ -2,7 +2,7 @@
 
 Same shapes and same function as `revit_small_paper` and `revit_hier_small_paper`: lifting convolutions, blocks of spatial
 attention with K x K projections (over the whole map, or in windows) and a 1x1 MLP, group max pooling, two-layer classifier.
-escnn is only ever imported here and in parity tests.
+Attributes have the names of the released code, so a state dict has its keys. escnn is imported here and in parity tests alone.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         same = {"kernel_size": kernel_size, "padding": kernel_size // 2, "bias": False}
-        self.q, self.k, self.v = (escnn.nn.R2Conv(fields, fields, **same) for _ in range(3))
-        self.out = escnn.nn.R2Conv(fields, fields, 1, bias=False)
+        self.to_q, self.to_k, self.to_v = (escnn.nn.R2Conv(fields, fields, **same) for _ in range(3))
+        self.to_out = escnn.nn.R2Conv(fields, fields, 1, bias=False)
         self.drop = escnn.nn.PointwiseDropout(fields, dropout)
         self.num_heads, self.attn_dropout, self.window = num_heads, dropout, window
 
@@ -55,21 +55,17 @@ class Attention(nn.Module):
             return windows.reshape(-1, self.num_heads, h * w, cut[2])
 
         rate = self.attn_dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(tokens(self.q(x)), tokens(self.k(x)), tokens(self.v(x)), dropout_p=rate)
+        out = F.scaled_dot_product_attention(tokens(self.to_q(x)), tokens(self.to_k(x)), tokens(self.to_v(x)), dropout_p=rate)
         out = out.view(batch, cut[3], cut[5], self.num_heads, h, w, cut[2]).permute(0, 3, 6, 1, 4, 2, 5)
         out = out.reshape(x.tensor.shape)
-        return self.drop(self.out(escnn.nn.GeometricTensor(out, x.type)))
+        return self.drop(self.to_out(escnn.nn.GeometricTensor(out, x.type)))
 
 
-class Block(nn.Module):
-    def __init__(
-        self, fields: escnn.nn.FieldType, num_heads: int, kernel_size: int, dropout: float, window: int | None = None
-    ) -> None:
+class MLP(nn.Module):
+    def __init__(self, fields: escnn.nn.FieldType, dropout: float) -> None:
         super().__init__()
         hidden = escnn.nn.FieldType(fields.gspace, 4 * fields.representations)
-        self.norm1, self.norm2 = escnn.nn.InnerBatchNorm(fields), escnn.nn.InnerBatchNorm(fields)
-        self.attn = Attention(fields, num_heads, kernel_size, dropout, window)
-        self.mlp = nn.Sequential(
+        self.net = nn.Sequential(
             escnn.nn.R2Conv(fields, hidden, 1, bias=False),
             escnn.nn.InnerBatchNorm(hidden),
             escnn.nn.ReLU(hidden),
@@ -78,11 +74,50 @@ class Block(nn.Module):
             escnn.nn.InnerBatchNorm(fields),
             escnn.nn.PointwiseDropout(fields, dropout),
         )
-        self.scale1, self.scale2 = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
 
     def forward(self, x: escnn.nn.GeometricTensor) -> escnn.nn.GeometricTensor:
-        x = x + self.scale1 * self.attn(self.norm1(x))
-        return x + self.scale2 * self.mlp(self.norm2(x))
+        return self.net(x)
+
+
+class Block(nn.Module):
+    def __init__(
+        self, fields: escnn.nn.FieldType, num_heads: int, kernel_size: int, dropout: float, window: int | None = None
+    ) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = escnn.nn.InnerBatchNorm(fields), escnn.nn.InnerBatchNorm(fields)
+        self.attn, self.mlp = Attention(fields, num_heads, kernel_size, dropout, window), MLP(fields, dropout)
+        self.alpha1, self.alpha2 = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: escnn.nn.GeometricTensor) -> escnn.nn.GeometricTensor:
+        x = x + self.alpha1 * self.attn(self.norm1(x))
+        return x + self.alpha2 * self.mlp(self.norm2(x))
+
+
+class ConvNormReLU(nn.Module):
+    """The lifting layer of the flat model, and what lies between the stages of the windowed one."""
+
+    def __init__(self, before: escnn.nn.FieldType, after: escnn.nn.FieldType, kernel_size: int, stride: int) -> None:
+        super().__init__()
+        self.conv = escnn.nn.R2Conv(before, after, kernel_size, stride=stride, padding=kernel_size // 2, bias=False)
+        self.bn, self.act = escnn.nn.InnerBatchNorm(after), escnn.nn.ReLU(after)
+
+    def forward(self, x: escnn.nn.GeometricTensor) -> escnn.nn.GeometricTensor:
+        return self.act(self.bn(self.conv(x)))
+
+
+class Head(nn.Module):
+    """Max over the group, mean over space, two layers. The released models differ in what they call the norm."""
+
+    def __init__(self, fields: escnn.nn.FieldType, hidden: int, num_classes: int, dropout: float, norm: str) -> None:
+        super().__init__()
+        self.pool, self.norm = escnn.nn.GroupPooling(fields), norm
+        self.fc1, self.fc2 = nn.Linear(len(fields), hidden), nn.Linear(hidden, num_classes)
+        self.add_module(norm, nn.BatchNorm1d(hidden))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: escnn.nn.GeometricTensor) -> Tensor:
+        x = self.fc1(self.pool(x).tensor.mean(dim=(2, 3)))
+        return self.fc2(self.drop(F.relu(self.get_submodule(self.norm)(x))))
 
 
 class Reference(nn.Module):
@@ -96,19 +131,38 @@ class Reference(nn.Module):
         gspace = gspace_of(group)
         self.image = escnn.nn.FieldType(gspace, in_chans * [gspace.trivial_repr])
         fields = regular_fields(gspace, dims)
-        lift = escnn.nn.R2Conv(self.image, fields, 2 * stride + 1, stride=stride, padding=stride, bias=False)
-        self.lift = nn.Sequential(lift, escnn.nn.InnerBatchNorm(fields), escnn.nn.ReLU(fields))
+        self.lift = ConvNormReLU(self.image, fields, 2 * stride + 1, stride)
         self.blocks = nn.Sequential(*(Block(fields, num_heads, kernel_size, dropout) for _ in range(depths)))
-        self.pool = escnn.nn.GroupPooling(fields)
-        hidden = dims // 2
-        self.head = nn.Sequential(
-            nn.Linear(dims, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, num_classes)
-        )
+        self.head = Head(fields, dims // 2, num_classes, dropout, "bn")
         _start_orthogonal(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(self.lift(escnn.nn.GeometricTensor(x, self.image)))
-        return self.head(self.pool(x).tensor.mean(dim=(2, 3)))
+        return self.head(self.blocks(self.lift(escnn.nn.GeometricTensor(x, self.image))))
+
+
+class Stem(nn.Module):
+    """Two strided layers, the first of them with half the fields."""
+
+    def __init__(self, image: escnn.nn.FieldType, fields: escnn.nn.FieldType) -> None:
+        super().__init__()
+        half = regular_fields(fields.gspace, len(fields) // 2)
+        layers = [ConvNormReLU(image, half, 5, 2), ConvNormReLU(half, fields, 3, 2)]
+        self.net = nn.Sequential(*(part for layer in layers for part in (layer.conv, layer.bn, layer.act)))
+
+    def forward(self, x: escnn.nn.GeometricTensor) -> escnn.nn.GeometricTensor:
+        return self.net(x)
+
+
+class Stage(nn.Module):
+    """Blocks, then down-sampling (not after the last stage)."""
+
+    def __init__(self, blocks: list[Block], downsample: ConvNormReLU | None) -> None:
+        super().__init__()
+        self.blocks, self.downsample = nn.Sequential(*blocks), downsample
+
+    def forward(self, x: escnn.nn.GeometricTensor) -> escnn.nn.GeometricTensor:
+        x = self.blocks(x)
+        return x if self.downsample is None else self.downsample(x)
 
 
 class HierarchicalReference(nn.Module):
@@ -121,28 +175,18 @@ class HierarchicalReference(nn.Module):
         super().__init__()
         gspace = gspace_of(group)
         self.image = escnn.nn.FieldType(gspace, in_chans * [gspace.trivial_repr])
-
-        def shrink(before: escnn.nn.FieldType, channels: int, size: int) -> list[nn.Module]:
-            fields = regular_fields(gspace, channels)
-            conv = escnn.nn.R2Conv(before, fields, size, stride=2, padding=size // 2, bias=False)
-            return [conv, escnn.nn.InnerBatchNorm(fields), escnn.nn.ReLU(fields)]
-
-        layers = [*shrink(self.image, dims[0] // 2, 5), *shrink(regular_fields(gspace, dims[0] // 2), dims[0], 3)]
-        for i, (dim, depth, heads) in enumerate(zip(dims, depths, num_heads, strict=True)):
-            if i > 0:
-                layers += shrink(regular_fields(gspace, dims[i - 1]), dim, 3)
-            layers += [Block(regular_fields(gspace, dim), heads, kernel_size, 0.0, window) for _ in range(depth)]
-        self.layers = nn.Sequential(*layers)
-        self.pool = escnn.nn.GroupPooling(regular_fields(gspace, dims[-1]))
-        hidden = max(256, dims[-1] // 2)
-        self.head = nn.Sequential(
-            nn.Linear(dims[-1], hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
-        )
+        fields = [regular_fields(gspace, dim) for dim in dims]
+        self.stem = Stem(self.image, fields[0])
+        self.stages = nn.Sequential()
+        for i, (depth, heads) in enumerate(zip(depths, num_heads, strict=True)):
+            blocks = [Block(fields[i], heads, kernel_size, 0.0, window) for _ in range(depth)]
+            last = i == len(dims) - 1
+            self.stages.append(Stage(blocks, None if last else ConvNormReLU(fields[i], fields[i + 1], 3, 2)))
+        self.head = Head(fields[-1], max(256, dims[-1] // 2), num_classes, 0.0, "bn1")
         _start_orthogonal(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.layers(escnn.nn.GeometricTensor(x, self.image))
-        return self.head(self.pool(x).tensor.mean(dim=(2, 3)))
+        return self.head(self.stages(self.stem(escnn.nn.GeometricTensor(x, self.image))))
 
 
 def _start_orthogonal(model: nn.Module) -> None:

@@ -2,11 +2,13 @@
 
 import sys
 import warnings
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 
+from revit.conversion import convert_released
 from revit.groups import Group
 from revit.models import create_model
 from revit.nn import GroupConv, LiftingConv
@@ -16,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import escnn
-    from escnn_reference import Reference, gspace_of, regular_fields
+    from escnn_reference import HierarchicalReference, Reference, gspace_of, regular_fields
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 GROUPS = ["z2", "z2m", "p4", "p4m"]
@@ -127,19 +129,91 @@ def test_whole_model_with_copied_weights(name, stride):
     theirs.eval()
     ours = create_model("revit_small_paper", group=name, filters="free", **options).eval()
     with torch.no_grad():
-        copy_conv(ours.stem[0].conv, [theirs.lift[0]], group)
-        copy_norm(ours.stem[1], theirs.lift[1])
+        copy_conv(ours.stem[0].conv, [theirs.lift.conv], group)
+        copy_norm(ours.stem[1], theirs.lift.bn)
         for mine, block in zip(ours.stages[0].blocks, theirs.blocks, strict=True):
-            copy_conv(mine.attn.qkv.mix, [block.attn.q, block.attn.k, block.attn.v], group)
-            copy_conv(mine.attn.proj, [block.attn.out], group)
-            copy_conv(mine.mlp.fc1, [block.mlp[0]], group)
-            copy_conv(mine.mlp.fc2, [block.mlp[4]], group)
+            copy_conv(mine.attn.qkv.mix, [block.attn.to_q, block.attn.to_k, block.attn.to_v], group)
+            copy_conv(mine.attn.proj, [block.attn.to_out], group)
+            copy_conv(mine.mlp.fc1, [block.mlp.net[0]], group)
+            copy_conv(mine.mlp.fc2, [block.mlp.net[4]], group)
             for norm, source in ((mine.norm1, block.norm1), (mine.norm2, block.norm2)):
                 copy_norm(norm, source)
-            copy_norm(mine.mlp.norm1, block.mlp[1])
-            copy_norm(mine.mlp.norm2, block.mlp[5])
-        for index in (0, 1):
-            ours.head.hidden[index].load_state_dict(theirs.head[index].state_dict())
-        ours.head.fc.load_state_dict(theirs.head[4].state_dict())
+            copy_norm(mine.mlp.norm1, block.mlp.net[1])
+            copy_norm(mine.mlp.norm2, block.mlp.net[5])
+        ours.head.hidden[0].load_state_dict(theirs.head.fc1.state_dict())
+        ours.head.hidden[1].load_state_dict(theirs.head.bn.state_dict())
+        ours.head.fc.load_state_dict(theirs.head.fc2.state_dict())
         x = torch.randn(3, 2, 17, 17)
         torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-5)
+
+
+SIZES = {
+    "flat": {"in_chans": 2, "dims": 12, "depths": 2, "num_heads": 3, "kernel_size": 5, "stride": 2},
+    "windowed": {"in_chans": 3, "dims": (4, 8), "depths": (1, 2), "num_heads": (1, 2), "kernel_size": 3, "window": 4},
+}
+
+
+class ExactPool(torch.nn.Module):
+    """The max over the group in any precision: escnn's always gives float32."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.order = order
+
+    def forward(self, x):
+        scalars = escnn.nn.FieldType(x.type.gspace, len(x.type) * [x.type.gspace.trivial_repr])
+        return escnn.nn.GeometricTensor(x.tensor.unflatten(1, (-1, self.order)).amax(2), scalars)
+
+
+def trained_reference(kind, name):
+    """An escnn-built model with the keys of the released code, with random weights and statistics; images for it."""
+    torch.manual_seed(0)
+    theirs = (Reference if kind == "flat" else HierarchicalReference)(name, num_classes=10, **SIZES[kind])
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    images = torch.randn(4, SIZES[kind]["in_chans"], 32, 32)
+    theirs.train()(images)
+    return theirs, images
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", ["z2", "z2m", "p4", "p4m", "p8", "p12", "p16", "p8m"])
+@pytest.mark.parametrize("kind", ["flat", "windowed"])
+def test_conversion(kind, name, mode):
+    """A state dict saved in either mode, converted without escnn: the logits of escnn in float32 and float64."""
+    theirs, images = trained_reference(kind, name)
+    with torch.no_grad():
+        theirs.train(mode == "train")
+    assert any(key.endswith(".filter") for key in theirs.state_dict()) == (mode == "eval")
+    heads = SIZES[kind]["num_heads"]
+    converted = convert_released(theirs.state_dict(), num_heads=heads, window_size=4)
+    assert converted.arguments["group"] == name
+    with torch.no_grad():
+        expected = theirs.eval()(images)
+        assert expected.std(0).min() > 1e-4
+        torch.testing.assert_close(converted.model(images), expected, rtol=0, atol=1e-5)
+        theirs = deepcopy(theirs).double()  # a copy, for all models of a process share the functions of escnn
+        theirs.head.pool = ExactPool(Group.parse(name).order)
+        expected = theirs(images.double())
+        converted = convert_released(theirs.state_dict(), num_heads=heads, window_size=4)
+        # escnn samples its functions in float32: this much of them is not on our functions.
+        torch.testing.assert_close(converted.model(images.double()), expected, rtol=0, atol=2e-6)
+
+
+def test_conversion_of_a_model_that_never_ran():
+    theirs = Reference("p4", **SIZES["flat"])
+    converted = convert_released(theirs.state_dict(), num_heads=3)  # with filters of zeros, which escnn has not filled yet
+    images = torch.randn(2, 2, 17, 17)
+    with torch.no_grad():
+        torch.testing.assert_close(converted.model(images), theirs.eval()(images), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel_size", [1, 7])
+def test_conversion_of_other_kernels(kernel_size):
+    theirs = Reference("p8", **{**SIZES["flat"], "kernel_size": kernel_size, "stride": 1}).train().eval()
+    converted = convert_released(theirs.state_dict(), num_heads=3)
+    assert converted.arguments["kernel_size"] == kernel_size
+    images = torch.randn(2, 2, 12, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(converted.model(images), theirs(images), rtol=0, atol=1e-5)

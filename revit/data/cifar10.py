@@ -23,8 +23,8 @@ MAX_BATCH = 64 * 2**20  # bytes; batches have 31 million
 MAX_BYTES = 2**30
 
 
-def _spec(source: str) -> DataSpec:
-    # Mean and deviation as the released code has them.
+def cifar10_spec(source: str) -> DataSpec:
+    """What CIFAR-10 is. Mean and deviation as the released code has them."""
     return DataSpec("cifar10", 3, (32, 32), CLASSES, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), source)
 
 
@@ -41,12 +41,12 @@ def open_cifar10(options: DataOptions) -> Dataset:
             f" cifar10*.npz. Put one of them here ({CIFAR10.url}), or add --data.download true"
         )
     if path.suffix == ".npz":
-        return open_npz_as(path, options, _spec(path.name))
+        return open_npz_as(path, options, cifar10_spec(path.name))
     batches = _batches(path)
     images, labels = (np.concatenate(arrays) for arrays in zip(*batches[:5], strict=True))
     whole = ArrayImages(images, labels, "cifar10/train")
     splits = *hold_out(whole, options), ArrayImages(*batches[5], "cifar10/test")
-    return Dataset(_spec(f"{path.name}: {counts(*splits)}"), *splits)
+    return Dataset(cifar10_spec(f"{path.name}: {counts(*splits)}"), *splits)
 
 
 def _find(folder: Path) -> Path | None:

@@ -24,7 +24,8 @@ PARTS = ("train", "val", "test")  # in the order of PCAM; the released code call
 _AGAIN = "download it again"
 
 
-def _spec(source: str) -> DataSpec:
+def pcam_spec(source: str) -> DataSpec:
+    """What PatchCamelyon is. Mean and deviation as the released code has them."""
     return DataSpec("pcam", 3, (SIDE, SIDE), ("normal", "tumor"), (0.701, 0.538, 0.692), (0.235, 0.277, 0.213), source)
 
 
@@ -118,10 +119,10 @@ def open_pcam(options: DataOptions) -> Dataset:
     if archive is None and folder is None and not options.download:
         archive = next(iter(sorted(root.glob("pcam*.npz"))), None)
     if archive is not None:
-        return open_npz_as(archive, options, _spec(archive.name))
+        return open_npz_as(archive, options, pcam_spec(archive.name))
     files = [_hdf5_file(folder or root, remote, options.download) for remote in PCAM]
     train, val, test = (HDF5Images(files[2 * i], files[2 * i + 1], f"pcam/{part}") for i, part in enumerate(PARTS))
-    return Dataset(_spec(f"camelyonpatch_level_2: {counts(train, val, test)}"), train, val, test)
+    return Dataset(pcam_spec(f"camelyonpatch_level_2: {counts(train, val, test)}"), train, val, test)
 
 
 def _here(folder: Path, packed: str) -> bool:
