@@ -14,7 +14,7 @@ from revit.data.listing import Listing, list_folder
 from revit.data.manifest import read_manifest
 from revit.data.registry import data_root, register_dataset
 from revit.data.scan import Progress, Scan, reason, scan_images
-from revit.data.spec import BadImage, DataError, DataOptions, Dataset, DataSpec, Images, stratified_split
+from revit.data.spec import BadImage, DataError, DataOptions, Dataset, DataSpec, Images, stratified_split, too_many_bad
 
 _WORDS = {"train": "training", "val": "validation", "test": "test"}
 
@@ -30,7 +30,7 @@ def folder(options: DataOptions, progress: Progress | None = None) -> Dataset:
     root, listing, source = _listed(options)
     files = _split(listing, options)
     scan = scan_images(files.paths, files.parts == "train", str(root), options.size, progress)
-    skipped = _bad_files(files, scan, options)
+    skipped, count = _bad_files(files, scan, options), len(files.paths)
     files = files.only(~np.isin(np.arange(len(files.paths)), [i for i, _ in scan.bad]))
     _check(files)
     keeps = scan.one_size and len(files.paths) * _bytes(scan) <= options.memory_gb * 2**30
@@ -39,6 +39,8 @@ def folder(options: DataOptions, progress: Progress | None = None) -> Dataset:
         chosen = files.only(files.parts == part)
         images = FileImages(chosen.paths, chosen.labels, scan.fit)
         splits.append(_keep(images, scan, options.on_bad, skipped) if keeps else images)
+    if len(skipped) > options.max_bad * count:
+        raise too_many_bad(len(skipped), count, options.max_bad, ": ".join(skipped[0]))
     spec = DataSpec(
         name="folder",
         channels=scan.channels,
@@ -102,8 +104,8 @@ def _bad_files(files: _Files, scan: Scan, options: DataOptions) -> list[tuple[st
     share = f"{len(bad)} of {len(files.paths)} images cannot be read"
     if bad and options.on_bad == "stop":
         raise BadImage(f"{bad[0][0]}: {bad[0][1]} ({share}; --on-bad skip goes on without them)")
-    if 2 * len(bad) > len(files.paths):
-        raise DataError(f"{share}, more than half; the first: {bad[0][0]}: {bad[0][1]}")
+    if len(bad) > options.max_bad * len(files.paths):
+        raise too_many_bad(len(bad), len(files.paths), options.max_bad, f"{bad[0][0]}: {bad[0][1]}")
     return bad
 
 

@@ -102,7 +102,8 @@ def test_bad_images_are_skipped_and_counted(tmp_path, capsys, fails):
     words = ["train", "folder", "--data-root", folder, "--out", "run", *TINY]
     line = fails(*words)
     assert "3.png" in line and "--on-bad skip" in line
-    assert main([*map(str, words), "--on-bad", "skip"]) == 0
+    assert "2 of 40 images cannot be read, more than the 0.01" in fails(*words, "--on-bad", "skip")
+    assert main([*map(str, words), "--on-bad", "skip", "--data.max_bad", "0.05"]) == 0
     assert "2 images that cannot be read were skipped" in capsys.readouterr().out
 
 
@@ -119,6 +120,7 @@ WRONG = [
     (["train", "demo", "--data.name", "rotmnist6k"], "unknown dataset 'rotmnist6k'; did you mean rotmnist5k"),
     (["train", "demo", "--on-bad", "ignore"], "on_bad must be stop or skip, got 'ignore'"),
     (["train", "demo", "--resume"], "--resume needs the run"),
+    (["train", "demo", "--allow-change", "train.rate"], "--allow-change: unknown name 'train.rate'; give options as train.lr"),
     (["train", "demo", "--match-params", "10"], "no width fits 10 parameters"),
     (["train", "nowhere.yaml"], "nowhere.yaml: cannot be read (No such file or directory)"),
     (["train", "folder"], "folder needs its folder: give --data-root DIR or set REVIT_DATA"),
@@ -170,7 +172,9 @@ def test_image_bombs_are_refused_before_decoding(fails, tmp_path):
 
 def test_a_run_folder_in_use_or_of_another_configuration(npz, run, fails):
     assert "holds a run already; add --resume" in fails(*npz, "--out", run)
-    assert "train.lr (0.01, now 0.5)" in fails(*npz, "--out", run, "--resume", "--train.lr", "0.5")
+    line = fails(*npz, "--out", run, "--resume", "--train.lr", "0.5")
+    assert "train.lr (0.01, now 0.5)" in line and "or add --allow-change train.lr" in line
+    assert main([*npz, "--out", str(run), "--resume", "--train.lr", "0.5", "--allow-change", "train.lr"]) == 0
     from revit.training.recipe import Recipe
     from revit.training.run_folder import RunFolder
 

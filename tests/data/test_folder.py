@@ -171,7 +171,7 @@ def test_other_channels_are_bad(tmp_path):
     classes(tmp_path, count=5)
     np.save(tmp_path / "cat" / "five.npy", np.zeros((6, 6, 5), dtype=np.uint8))
     fails(tmp_path, "five.npy: 5 channels among images of 1")
-    data = open_folder(tmp_path, on_bad="skip")
+    data = open_folder(tmp_path, on_bad="skip", max_bad=0.1)
     assert [name.split("/")[-1] for name, _ in data.skipped] == ["five.npy"]
 
 
@@ -189,17 +189,25 @@ def test_bad_images_stop(tmp_path):
 def test_bad_images_are_skipped_and_reported(tmp_path):
     spoil(classes(tmp_path), "cat/3.png", "dog/4.png")
     for memory in (0.0, 2.0):
-        data = open_folder(tmp_path, on_bad="skip", memory_gb=memory)
+        data = open_folder(tmp_path, on_bad="skip", max_bad=0.1, memory_gb=memory)
         assert [(name.split("/")[-1], reason[:5]) for name, reason in data.skipped] == [("3.png", "empty"), ("4.png", "empty")]
         assert sum(len(data.split(part)) for part in ("train", "val", "test")) == 18
         assert "2 bad files left out" in data.spec.source
         assert not {"cat/3.png", "dog/4.png"} & set.union(*(names(data.split(part)) for part in ("train", "val", "test")))
 
 
-def test_more_than_half_bad_is_too_many(tmp_path):
+def test_more_than_one_percent_is_too_many(tmp_path):
+    classes(tmp_path, count=100)
+    spoil(tmp_path, "cat/3.png", "dog/4.png")
+    assert len(open_folder(tmp_path, on_bad="skip").skipped) == 2
+    spoil(tmp_path, "dog/7.png")
+    fails(tmp_path, "3 of 200 images cannot be read, more than the 0.01 of them .*cat/3.png: empty", on_bad="skip")
+
+
+def test_half_bad(tmp_path):
     classes(tmp_path, count=3)
     spoil(tmp_path, "cat/0.png", "dog/0.png", "dog/1.png", "dog/2.png")
-    fails(tmp_path, "4 of 6 images cannot be read, more than half; the first: .*cat/0.png: empty", on_bad="skip")
+    fails(tmp_path, "4 of 6 images cannot be read, more than the 0.5 .*cat/0.png: empty", on_bad="skip", max_bad=0.5)
     spoil(tmp_path, "cat/1.png", "cat/2.png")
     fails(tmp_path, "none of the 6 images can be read; the first: .*cat/0.png", on_bad="skip")
 
@@ -208,10 +216,10 @@ def test_parts_that_bad_images_leave_empty(tmp_path):
     for part in ("train", "val", "test"):
         classes(tmp_path / part, count=3)
     spoil(tmp_path, *(f"train/dog/{i}.png" for i in range(3)))
-    fails(tmp_path, "class dog has no training image left", on_bad="skip")
+    fails(tmp_path, "class dog has no training image left", on_bad="skip", max_bad=0.5)
     classes(tmp_path / "train", count=9)
     spoil(tmp_path, *(f"val/{name}/{i}.png" for i in range(3) for name in ("cat", "dog")))
-    fails(tmp_path, "no validation image is left", on_bad="skip")
+    fails(tmp_path, "no validation image is left", on_bad="skip", max_bad=0.5)
 
 
 def test_bad_images_that_the_scan_has_not_seen(tmp_path, monkeypatch):
@@ -221,7 +229,8 @@ def test_bad_images_that_the_scan_has_not_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("revit.data.scan.MAX_DECODED", 5)
     monkeypatch.setattr("revit.data.scan._sample", lambda count: np.arange(10, 15))
     fails(tmp_path, "cat/3.png: damaged")
-    data = open_folder(tmp_path, on_bad="skip")
+    fails(tmp_path, "1 of 20 images cannot be read, more than the 0.01", on_bad="skip")
+    data = open_folder(tmp_path, on_bad="skip", max_bad=0.05)
     assert len(data.skipped) == 1 and sum(len(data.split(part)) for part in ("train", "val", "test")) == 19
     lazy = open_folder(tmp_path, memory_gb=0)
     with pytest.raises(BadImage, match="cat/3.png: damaged"):

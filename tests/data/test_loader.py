@@ -138,7 +138,7 @@ def test_a_bad_image_stops_with_its_own_message(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_images_are_skipped_and_reported(workers):
-    loader = TrainLoader(Partly({7, 30}), SPEC, batch_size=16, reading=Reading(workers=workers, on_bad="skip"))
+    loader = TrainLoader(Partly({7, 30}), SPEC, batch_size=16, reading=Reading(workers=workers, on_bad="skip", max_bad=0.04))
     batches = [step[0] for step in loader.batches(0)]
     assert sorted(np.concatenate([b.samples for b in batches])) == [i for i in range(50) if i not in (7, 30)]
     assert sorted(name for b in batches for name, _ in b.bad) == ["toy/train/30", "toy/train/7"]
@@ -147,10 +147,19 @@ def test_bad_images_are_skipped_and_reported(workers):
 
 def test_an_image_whose_partner_is_bad_stays_alone():
     images = Partly({0}, 8)
-    loader = TrainLoader(images, SPEC, batch_size=8, augment=AugmentOptions(mixup=0.5), reading=Reading(on_bad="skip"))
+    loader = TrainLoader(
+        images, SPEC, batch_size=8, augment=AugmentOptions(mixup=0.5), reading=Reading(on_bad="skip", max_bad=1)
+    )
     ((batch,),) = loader.batches(0)
     x, _ = loader.prepare(batch, 0, CPU, torch.float64)
     assert len(x) == 7 and torch.isfinite(x).all() and batch.other.shape == batch.images.shape
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_more_bad_images_than_allowed_are_an_error(workers):
+    loader = TrainLoader(Partly({7, 30}), SPEC, batch_size=16, reading=Reading(workers=workers, on_bad="skip", max_bad=0.02))
+    with pytest.raises(DataError, match="2 of 50 images cannot be read, more than the 0.02 .*truncated.*--data.max_bad"):
+        list(loader.batches(0))
 
 
 def test_a_batch_without_any_good_image_is_an_error():

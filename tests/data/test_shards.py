@@ -200,7 +200,7 @@ def test_bad_images_stop_or_are_skipped(tmp_path):
     with pytest.raises(BadImage, match=r"train-000001.tar/bad.png: not an image"):
         opened(tmp_path, test_fraction=0.01, val_fraction=0.01, split_seed=4)
     dataset = opened(tmp_path, on_bad="skip")
-    loader = EvalLoader(dataset.train, dataset.spec, batch_size=4, reading=Reading(on_bad="skip"))
+    loader = EvalLoader(dataset.train, dataset.spec, batch_size=4, reading=Reading(on_bad="skip", max_bad=0.2))
     bad = [entry for batch in loader for entry in batch.bad]
     assert len(bad) == 1 and bad[0][0].endswith("train-000001.tar/bad.png")
 

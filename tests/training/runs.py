@@ -67,7 +67,7 @@ def make_training(path, *, images=None, workers=0, on_bad="stop", augment=None, 
         "window_size": 4,
     }
     network = create_model("revit_tiny", in_chans=1, num_classes=3, **{**defaults, **(model or {})})
-    reading = Reading(workers=workers, on_bad=on_bad)
+    reading = Reading(workers=workers, on_bad=on_bad, max_bad=0.1)
     train = TrainLoader(
         toy() if images is None else images, SPEC, batch_size=options.batch_size, seed=options.seed,
         augment=augment or AugmentOptions(rotate=180, mixup=0.2), parts=options.accumulate, reading=reading,

@@ -1,5 +1,6 @@
 """The loop: interrupted anywhere it ends with the same bits; it learns; it stops where it must and loses nothing."""
 
+import json
 import math
 import random
 
@@ -13,15 +14,14 @@ from revit.data.augment import AugmentOptions
 from revit.training.checkpoint import read_checkpoint
 from revit.training.interrupt import Interrupted, StopRequest
 from revit.training.loop import TrainingError
+from revit.training.optimizer import optimizer_tensors
 from revit.training.progress import Progress
 from tests.training.runs import KillAt, Killed, make_training, toy
 
 
 @pytest.fixture(autouse=True)
 def fresh_accelerator(monkeypatch):
-    monkeypatch.setattr(
-        "revit.weight_files.os.fsync", lambda handle: None
-    )  # these tests die in Python, not in the kernel
+    monkeypatch.setattr("revit.weight_files.os.fsync", lambda handle: None)  # these tests die in Python, not in the kernel
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -200,6 +200,46 @@ def test_a_gradient_that_is_no_number_does_not_reach_the_weights(tmp_path):
     with pytest.raises(TrainingError, match="the gradient of a batch with toy/train/"):
         training.run()
     assert all(torch.isfinite(p).all() for p in training.model.parameters())
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_two_bad_steps_are_left_out_and_the_third_ends_the_run(tmp_path, ema):
+    """A bad step changes nothing: not the weights, not the statistics of the norms, not the optimiser, not the average."""
+
+    def poison(path, steps):
+        training = make_training(path, ema=ema, clip=0.0, epochs=1)
+        step, count = training._step, iter(range(100))
+
+        def poisoned(parts):
+            training.model.bad = next(count) in steps
+            return step(parts)
+
+        training._step = poisoned
+        training.model.register_forward_hook(lambda module, inputs, out: out * math.nan if module.bad else out)
+        return training
+
+    training = poison(tmp_path / "two", (1, 2))
+    states = []
+    training.watchers[0].skipped = lambda bad: states.append((bad, {**optimizer_state(training)}))
+    training.run()
+    assert len(states) == 2 and "the step is left out" in states[0][0][0][1]
+    assert all(torch.equal(value, states[1][1][name]) for name, value in states[0][1].items())
+    noted = json.loads((tmp_path / "two" / "bad_batches.json").read_text())
+    assert [(row["epoch"], row["step"]) for row in noted] == [(1, 2), (1, 3)] and len(noted[0]["batch"]) == 8
+    assert training.progress.bad_steps == 0 and training.progress.history[0]["train_loss"] > 0
+
+    training = poison(tmp_path / "three", (1, 2, 3))
+    with pytest.raises(TrainingError, match="epoch 1, step 4: the loss of toy.*in a row that are bad: 3.*bad_batches.json"):
+        training.run()
+    assert_finite(tmp_path / "three")
+    assert read_checkpoint(tmp_path / "three" / "checkpoints" / "last").state["step"] == 1
+
+
+def optimizer_state(training):
+    tensors = {**training.model.state_dict(), **optimizer_tensors(training.optimizer, training.model)}
+    if training.average:
+        tensors |= {f"average/{name}": value for name, value in training.average.module.state_dict().items()}
+    return {name: value.clone() for name, value in tensors.items()}
 
 
 def test_clipping_limits_the_gradient(tmp_path):

@@ -39,6 +39,36 @@ def test_another_configuration_is_refused_by_name(tmp_path):
         start(tmp_path, Recipe(train=TrainOptions(lr=0.5, seed=3)), resume=True)
 
 
+def test_a_change_is_allowed_by_its_name(tmp_path, monkeypatch):
+    start(tmp_path)
+    other = Recipe(train=TrainOptions(lr=0.5, seed=3))
+    with RunFolder(tmp_path) as folder, pytest.raises(RunError, match=r"train.seed \(0, now 3\).*--allow-change train.seed"):
+        folder.start(other, resume=True, may_change=frozenset({"train.lr"}))
+    with RunFolder(tmp_path) as folder:
+        folder.start(other, resume=True, may_change=frozenset({"train.lr", "train.seed"}))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with RunFolder(tmp_path) as folder, pytest.raises(RunError, match=r"processes \(1, now 2\).*--allow-change processes"):
+        folder.start(other, resume=True)
+    with RunFolder(tmp_path) as folder:
+        folder.start(other, resume=True, may_change=frozenset({"processes"}))
+
+
+def test_a_folder_that_vanishes_is_made_anew(tmp_path):
+    with RunFolder(tmp_path / "run") as folder:
+        folder.start(Recipe(), resume=False)
+        assert not folder.vanished()
+        (tmp_path / "run").rename(tmp_path / "moved")
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)  # what a save may have left there meanwhile
+        assert folder.vanished() and not folder.vanished()
+        assert (tmp_path / "run" / "config.yaml").read_text() == Recipe().to_yaml()
+        with pytest.raises(RunError, match="in use by process"):
+            start(tmp_path / "run", resume=True)
+        (tmp_path / "run").rename(tmp_path / "again")
+        start(tmp_path / "run", Recipe(train=TrainOptions(seed=3)))
+        with pytest.raises(RunError, match="taken by another run while this one was using it"):
+            folder.vanished()
+
+
 def test_what_does_not_change_the_result_may_change(tmp_path):
     start(tmp_path)
     moved = Recipe(data=DataOptions(root="/elsewhere", workers=3), train=TrainOptions(save_seconds=5))

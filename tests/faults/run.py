@@ -1,0 +1,125 @@
+"""The fault-injection suite with its full counts: python -m tests.faults.run [--at-most N] [--only WORD] [--out FILE]
+
+Prints a line for each item (tried, survived, lost), writes the result file, and exits with 0 only if nothing was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from revit.training.run_folder import commit
+from tests.faults import hostile, inputs, kills, machine, numbers
+from tests.faults.tally import Tally
+
+Scenario = Callable[[Path, int, int], Tally]
+
+
+@dataclass(frozen=True)
+class Item:
+    """Scenarios of one line of the table: what is done, with how many trials in full and in the quick tests.
+
+    A scenario whose cases are a fixed list has the counts 1 and 1; 0 leaves it out of the quick tests.
+    """
+
+    number: int
+    name: str
+    scenario: Scenario
+    full: int
+    quick: int
+
+
+ITEMS = [
+    Item(1, "killed while saving", kills.kills_while_saving, 200, 20),
+    Item(1, "resumed at a random step", kills.resumes_at_random_steps, 20, 1),
+    Item(1, "training process killed and resumed", kills.killed_trainings, 20, 1),
+    Item(1, "finished, or changed, and resumed", kills.finished_and_changed, 1, 1),
+    Item(2, "checkpoint cut", hostile.truncations, 100, 20),
+    Item(2, "bit of a checkpoint flipped", hostile.bit_flips, 1000, 100),
+    Item(2, "checkpoint with the wrong things in it", hostile.wrong_contents, 1, 1),
+    Item(2, "pickle payload at every door", hostile.pickles, 1, 1),
+    Item(2, "safetensors header that lies", hostile.safetensors_headers, 1, 1),
+    Item(2, "hostile archive", hostile.archives, 1, 0),
+    Item(3, "odd or broken image file", inputs.images, 1, 1),
+    Item(3, "image file with noise in it", inputs.noise, 5000, 200),
+    Item(3, "HDF5 and amat file", inputs.tables, 1, 0),
+    Item(3, "odd folder, bad images skipped", inputs.folders, 1, 1),
+    Item(4, "odd input of a model", numbers.inputs, 1, 1),
+    Item(4, "loss that is not a number", numbers.bad_losses, 30, 3),
+    Item(5, "disk full", machine.full_disks, 50, 5),
+    Item(5, "no permission", machine.permissions, 1, 0),
+    Item(5, "run folder vanishes", machine.vanishing, 10, 1),
+    Item(5, "Ctrl-C and SIGTERM, once and twice", machine.signals, 20, 2),
+    Item(5, "two runs in one folder", machine.two_runs, 5, 0),
+    Item(5, "data worker killed, raising or hanging", machine.broken_workers, 12, 3),
+]
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.run")
+    parser.add_argument("--at-most", type=int, default=10**9, help="trials of a scenario, where its full count is higher")
+    parser.add_argument("--only", default="", help="items with this word in their name")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="", help="result file (JSON)")
+    options = parser.parse_args(words)
+    torch.set_num_threads(1)  # processes are forked
+    rows: list[dict[str, Any]] = []
+    for item in ITEMS:
+        if options.only not in item.name:
+            continue
+        rows.append(run(item, min(item.full, options.at_most), options.seed))
+        row = rows[-1]
+        print(
+            f"{row['item']}. {row['name']:<40} tried {row['tried']:>6,}  survived {row['survived']:>6,}"
+            f"  lost {len(row['lost']):>4}  {row['seconds']:>7.1f} s", flush=True,
+        )  # fmt: skip
+        for text in row["lost"][:10]:
+            print(f"   lost: {text}", flush=True)
+    if options.out:
+        Path(options.out).write_text(json.dumps(report(rows, options.at_most, options.seed), indent=1) + "\n")
+    return int(any(row["lost"] for row in rows))
+
+
+def run(item: Item, count: int, seed: int) -> dict[str, Any]:
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    begin = time.monotonic()
+    try:
+        tally = item.scenario(folder, count, seed)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    survived = tally.tried - len(tally.lost)
+    seconds = round(time.monotonic() - begin, 1)
+    said = (item.scenario.__doc__ or "").strip()
+    return {
+        "item": item.number, "name": item.name, "what": said, "tried": tally.tried, "survived": survived, "lost": tally.lost,
+        "seconds": seconds,
+    }  # fmt: skip
+
+
+def report(rows: list[dict[str, Any]], at_most: int, seed: int) -> dict[str, Any]:
+    fewer = "" if at_most >= max(item.full for item in ITEMS) else f" --at-most {at_most}"
+    return {
+        "command": f"python -m tests.faults.run{fewer}",
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "machine": f"{platform.system()} {platform.machine()}",
+        "seed": seed,
+        "rows": rows,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
