@@ -13,6 +13,8 @@ COMMANDS = {
     "predict": "images, folders or globs to a CSV of labels and probabilities",
     "audit": "does a model turn with its images? any model: table, pictures, one-page report",
     "export": "a model as an ONNX or torch.export file, compared and audited",
+    "convert": "a checkpoint of the authors' released code as one of ours",
+    "demo": "a page on this machine: turn an image, watch the prediction stay and the features turn",
     "reproduce": "a table or figure of the paper, ours beside theirs",
     "models": "the models that can be built",
     "recipes": "the recipes that can be trained",
