@@ -144,6 +144,23 @@ def small_table(report: dict[str, Any]) -> str:
     return f"{markdown(['model', 'parameters', 'step', 'times as long'], rows)}\n\n{source(report)}"
 
 
+def faults_table(report: dict[str, Any]) -> str:
+    """What the fault-injection suite tried, and what came of it."""
+    rows = [
+        [
+            f"{row['item']}",
+            row["name"],
+            row["what"].rstrip("."),
+            f"{row['tried']:,}",
+            f"{row['survived']:,}",
+            f"{len(row['lost']):,}",
+        ]
+        for row in report["rows"]
+    ]
+    header = ["", "fault", "what is checked", "tried", "survived", "lost"]
+    return f"{markdown(header, rows)}\n\n{source(report)}, {report['machine']}, seed {report['seed']}"
+
+
 TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "speed": ("README.md", "benchmarks/results/latest.json", speed_table),
     "filters": ("docs/conventions.md", "benchmarks/results/filter_error.json", filter_table),
@@ -154,6 +171,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "whole": ("docs/performance.md", "benchmarks/results/latest.json", speed_table),
     "growth": ("docs/performance.md", "benchmarks/results/algorithms.json", growth_table),
     "relative": ("docs/performance.md", "benchmarks/results/relative_attention.json", relative_table),
+    "faults": ("docs/reliability.md", "results/faults.json", faults_table),
     "headline": ("README.md", [], lambda _: headline(ROOT / "results")),
 }
 
