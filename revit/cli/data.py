@@ -71,13 +71,14 @@ def _describe(console: Console, dataset: Dataset) -> None:
     for part in ("mean", "std"):
         console.print(f"{part} " + ", ".join(f"{value:.4f}" for value in getattr(spec, part)), highlight=False)
     table = Table(box=None)
-    for column in ("split", "images", "smallest class", "largest class"):
+    of_images = spec.task == "classification"  # of pixels there is no count by class without reading all masks
+    for column in ("split", "images", *(("smallest class", "largest class") if of_images else ())):
         table.add_column(column, justify="left" if column == "split" else "right")
     for part in ("train", "val", "test"):
         images = dataset.split(part)
         counts = np.bincount(images.labels, minlength=spec.num_classes)
         extremes = [f"{spec.classes[i]} ({counts[i]:,})" for i in (counts.argmin(), counts.argmax())]
-        table.add_row(part, f"{len(images):,}", *extremes)
+        table.add_row(part, f"{len(images):,}", *(extremes if of_images else ()))
     console.print(table)
 
 

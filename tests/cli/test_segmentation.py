@@ -95,6 +95,12 @@ def test_audit_and_export_take_the_run(segmented, capsys):
     assert facts["classes"] == ["ground", "disc", "square"] and facts["audit"]["largest_error"] <= 1e-4
 
 
+def test_data_describes_the_folder(segmented, capsys):
+    assert main(["data", "masks", "--data-root", str(segmented.parent / "data"), "--sheet", "sheet.png", "--count", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "1 x 64 x 64, 3 classes" in said and "largest class" not in said and Path("sheet.png").stat().st_size > 1000
+
+
 def test_resume_of_a_finished_run_and_data_that_does_not_fit(segmented, npz, fails, capsys):
     capsys.readouterr()
     assert main(["train", str(segmented), "--resume"]) == 0
