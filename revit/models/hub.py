@@ -1,4 +1,4 @@
-"""The Hugging Face hub: repositories of model folders. Needs huggingface_hub, an extra; local folders do not."""
+"""The Hugging Face hub: repositories of model folders. Imported when it is needed: local folders do without it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _hub(purpose: str) -> Any:
     try:
         return importlib.import_module("huggingface_hub")
     except ModuleNotFoundError as error:
-        raise HubError(f"{purpose}, huggingface_hub is needed: pip install 'revit-torch[hub]'") from error
+        raise HubError(f"{purpose}, huggingface_hub is needed: pip install huggingface_hub") from error
 
 
 def _short(error: Exception) -> str:
