@@ -89,7 +89,7 @@ class REViTSegmenter(nn.Module, Pretrained):
         found: dict[str, Tensor] = {}
         encoded = self.encoder.forward_features(x, found)
         del found["pre_class"]
-        skips = [found[info["module"]] for info in self.encoder.feature_info[:-1]]
+        skips = [found[f"stages.{i}.blocks.{len(stage.blocks) - 1}"] for i, stage in enumerate(self.encoder.stages[:-1])]
         for i in reversed(range(len(self.details))):
             found[f"details.{i}"] = self.details[i](x)
         skips = [found[f"details.{i}"] for i in range(len(self.details))] + skips

@@ -25,10 +25,10 @@ TINY = [
 def segmented(tmp_path_factory):
     """One run for all tests here: 64 pixels, a few epochs."""
     folder = tmp_path_factory.mktemp("segmented")
-    root = shape_folder(folder / "data", 48, 64)
+    root = shape_folder(folder / "data", 40, 64)
     (root / "classes.txt").write_text("ground\ndisc\nsquare\n")
     words = ["train", "segmentation", "--data-root", str(root), "--out", str(folder / "run"), *TINY]
-    words += ["--train.epochs", "5", "--train.batch_size", "4", "--train.lr", "0.02", "--train.ema", "0"]
+    words += ["--train.epochs", "4", "--train.batch_size", "4", "--train.lr", "0.02", "--train.ema", "0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REVIT_CACHE", str(folder / "cache"))
         assert main(words) == 0
@@ -39,10 +39,10 @@ def segmented(tmp_path_factory):
 def test_it_learns_and_the_epoch_is_chosen_by_mean_iou(segmented):
     result = json.loads((segmented / "test.json").read_text())
     assert result["mean_iou"] > 0.75 and result["accuracy"] > 0.9  # the background alone: 0.29 and 0.86
-    assert result["split"] == "test" and result["images"] == 10 and result["consistency_percent"] == 100
+    assert result["split"] == "test" and result["images"] == 8 and result["consistency_percent"] == 100
     rows = list(csv.DictReader((segmented / "results.csv").read_text().splitlines()))
     best = max(rows, key=lambda row: float(row["val_mean_iou"]))
-    assert result["validation_mean_iou"] == pytest.approx(float(best["val_mean_iou"])) and len(rows) == 5
+    assert result["validation_mean_iou"] == pytest.approx(float(best["val_mean_iou"])) and len(rows) == 4
     assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"])
     audit = json.loads((segmented / "audit.json").read_text())["audit"]
     assert audit["passed"] and audit["stages"]["logits"]["kind"] == "image"
@@ -63,14 +63,14 @@ def test_eval_prints_and_writes_the_scores(segmented, capsys):
     said = capsys.readouterr().out
     assert "mean IoU" in said and "pixel accuracy" in said and "square" in said
     scores = json.loads(Path("scores/scores.json").read_text())
-    assert [row["name"] for row in scores["per_class"]] == ["ground", "disc", "square"] and scores["images"] == 4
+    assert [row["name"] for row in scores["per_class"]] == ["ground", "disc", "square"] and scores["images"] == 3
 
 
 def test_predict_writes_masks_beside_the_table(segmented, capsys, fails):
     images = segmented.parent / "data" / "images"
     assert main(["predict", str(images), "--run", str(segmented), "--out", "table.csv", "--agreement"]) == 0
     rows = list(csv.DictReader(Path("table.csv").read_text().splitlines()))
-    assert len(rows) == 48 and all(float(row["agreement"]) == 1 for row in rows)
+    assert len(rows) == 40 and all(float(row["agreement"]) == 1 for row in rows)
     found = []
     for row in rows:
         mask = np.asarray(Image.open(row["mask"]))
@@ -83,16 +83,10 @@ def test_predict_writes_masks_beside_the_table(segmented, capsys, fails):
     )
 
 
-def test_audit_and_export_take_the_run(segmented, capsys):
+def test_the_audit_takes_the_run(segmented, capsys):
     few = ["--samples", "4", "--versions", "1", "--angle-images", "1", "--angle-step", "90", "--fail-above", "1e-4"]
     assert main(["audit", str(segmented), "--out", "audit", *few]) == 0
     assert "image" in capsys.readouterr().out and len(list(Path("audit").glob("*.png"))) >= 3
-    assert (
-        main(["export", str(segmented), "--format", "torch-export", "--out", "model.pt2", "--fixed-size", "--samples", "4"])
-        == 0
-    )
-    facts = json.loads(Path("model.json").read_text())
-    assert facts["classes"] == ["ground", "disc", "square"] and facts["audit"]["largest_error"] <= 1e-4
 
 
 def test_data_describes_the_folder(segmented, capsys):

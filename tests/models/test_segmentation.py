@@ -56,7 +56,10 @@ def test_masks_turn_with_the_image(group, size):
         assert max(found.values()) <= 1e-10, found
 
 
-@pytest.mark.parametrize("options", [{"stride": 1, "window_size": 4}, {"stride": 4, "norm": "layer"}, {"filters": "rbf"}])
+FLAT = {"dims": 4, "depths": 2, "num_heads": 1, "stride": 2, "window_size": 4}
+
+
+@pytest.mark.parametrize("options", [{"stride": 1, "window_size": 4}, {"stride": 4, "norm": "layer"}, {"filters": "rbf"}, FLAT])
 def test_options_stay_exact(options):
     model = build("p4m", **options).double().eval()
     x = torch.randn(1, 2, 16, 12, dtype=torch.float64)
@@ -138,7 +141,7 @@ def test_exported_masks_turn_with_the_image():
     pytest.importorskip("onnxscript")
     from revit.export import export_model
 
-    model = randomised(build("p4", window_size=4)).eval()
+    model = randomised(build("p4", **{**FLAT, "depths": 1})).eval()
     x = torch.randn(3, 2, 16, 16)
     exported = export_model(model, x, any_size=False, int8=True)
     assert exported.difference <= 1e-5 and 0.9 < exported.agreement <= 1
