@@ -3,15 +3,17 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python)
 VENV := .venv
 BENCH_VENV := .venv-bench
 AUDIT_VENV := .venv-audit
+DOCS_VENV := .venv-docs
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow check faults audit-deps lock bench clean
+.PHONY: help demo docs test test-slow check faults audit-deps lock bench clean
 
 help:
 	@echo "make demo   installs, trains a model on 5,000 rotated digits (minutes), prints its audit, writes figures to demo/"
 	@echo "make test   all checks: lint, types, tests"
 	@echo "make test-slow  exactness of the largest models as well (ten minutes, 16 GB)"
 	@echo "make check  lint and types only"
+	@echo "make docs   the documentation, as pages in site/"
 	@echo "make faults  kills, damaged and hostile files, full disks, broken workers: all counts (half an hour), results/faults.json"
 	@echo "make audit-deps  known vulnerabilities of the installed packages"
 	@echo "make lock  requirements.lock: every package of the tests with its SHA-256"
@@ -42,6 +44,20 @@ test: check
 
 test-slow: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m slow
+
+$(DOCS_VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python $(PIP) zensical
+	@touch $@
+
+# Pictures of results lie beside the results; on the site they are below its pages.
+docs: $(DOCS_VENV)/installed
+	rm -rf build/docs site
+	mkdir -p build/docs/pictures
+	cp docs/*.md build/docs
+	cp docs/pictures/*.png results/figures/*.png build/docs/pictures
+	sed -i 's#(\.\./results/figures/#(pictures/#' build/docs/*.md
+	$(DOCS_VENV)/bin/zensical build --clean --strict
 
 faults: $(VENV)/installed
 	$(VENV)/bin/python -m tests.faults.run --out results/faults.json
@@ -86,4 +102,4 @@ bench: $(BENCH_VENV)/installed $(VENV)/installed
 	$(BENCH_VENV)/bin/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DOCS_VENV) .cache demo site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,6 +22,7 @@ from revit.cli.runs import LoadedRun, load_run, run_data
 from revit.cli.scanning import open_with_progress
 from revit.data import DataError, DataOptions, DataSpec, Images, open_dataset
 from revit.data.image_files import ImageBytes, printable
+from revit.data.randomness import permutation
 from revit.evaluation.playground import Player, fit_picture, message_html, page_html, read_picture
 from revit.groups import Group
 from revit.models import create_model, list_models
@@ -131,6 +132,7 @@ class Table:
 
 def build_page(gradio: Any, table: Table, samples: Images | None) -> Any:
     """The page: controls, and one piece of HTML that is made anew for every turn."""
+    order = [] if samples is None else permutation(len(samples), 0, "demo").tolist()  # datasets are often sorted by class
 
     def show(name: str, file: str | None, sample: int, degrees: float, mirrored: bool) -> str:
         try:
@@ -139,7 +141,7 @@ def build_page(gradio: Any, table: Table, samples: Images | None) -> Any:
                 source = ImageBytes(Path(file).read_bytes(), printable(Path(file).name))
                 images = [read_picture(source, player.spec) for player in players]
             elif samples is not None:
-                pixels = samples.read(sample % len(samples))
+                pixels = samples.read(order[sample % len(order)])
                 images = [fit_picture(pixels, player.spec) for player in players]
             else:
                 return message_html("Drop an image to begin.")

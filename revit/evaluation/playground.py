@@ -31,6 +31,7 @@ from revit.evaluation.visible import as_pixels, find_maps, one_image, varying_fi
 from revit.groups import Group
 
 FIELDS, TILE, GAP = 4, 112, 6  # feature maps that are shown, and their side and distance in pixels
+LEAST_SIDE = 7  # of a map in which one still sees the image, if the model has such maps
 BARS = 4
 Picture = NDArray[np.uint8]
 
@@ -176,7 +177,8 @@ def _features(
     before: dict[str, Tensor], after: dict[str, Tensor], group: Group, degrees: float, mirrored: bool
 ) -> Picture | None:
     """Some maps (the largest of the group's elements at each pixel): found above, expected below. None if there are none."""
-    reader = find_maps({0: before}, group)
+    large = {name: value for name, value in before.items() if value.ndim >= 4 and min(value.shape[-2:]) >= LEAST_SIDE}
+    reader = find_maps({0: large or before}, group)
     if reader is None or reader.stage not in after:
         return None
     upright, found = ((maps.amax(2) if maps.ndim == 5 else maps).cpu() for maps in map(reader.read, (before, after)))
