@@ -78,7 +78,9 @@ def _signature(name: str, value: object) -> str:
 
 
 def _argument(parameter: inspect.Parameter) -> str:
-    name = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "") + parameter.name
+    name = parameter.name
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        name = ("*" if parameter.kind is parameter.VAR_POSITIONAL else "**") + name
     if parameter.annotation is not parameter.empty:
         name += f": {_plain(str(parameter.annotation))}"
     if parameter.default is parameter.empty:
