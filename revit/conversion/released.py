@@ -96,6 +96,7 @@ def convert_released(
         "mlp_ratio": ratio,
         "head_hidden": state.length("head.fc1.bias"),
         "strict": False,
+        "init": "normal",  # the released start takes minutes for large models, and each loading would repeat it
     }
     if layout.windowed:
         arguments["window_size"] = window_size
@@ -114,7 +115,7 @@ def convert_released(
 
     name = "revit_hier_small_paper" if layout.windowed else "revit_small_paper"
     in_chans, classes = weights["stem.0.conv.filters.weight"].shape[1], len(weights["head.fc.bias"])
-    model = create_model(name, in_chans=in_chans, num_classes=classes, **arguments, init="normal")
+    model = create_model(name, in_chans=in_chans, num_classes=classes, **arguments)
     model.to(torch.promote_types(dtype, torch.float32))
     model.load_state_dict({key: weights[key].reshape(value.shape).to(value.dtype) for key, value in model.state_dict().items()})
     return Converted(model.eval(), name, arguments, in_chans, classes, convolutions.leftover)
