@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from measure import HERE, THREADS, Disturbance, median_ratio, origin, wait_for_quiet, write_report
+from measure import HERE, PICTURES, THREADS, Disturbance, median_ratio, origin, wait_for_quiet, write_report
 from report import BLUE, VERMILLION, Line, Target, human_seconds, plot, slope, table
 
 from revit.groups import Group
@@ -274,7 +274,7 @@ def main() -> None:
         "share_of_processors_used_by_others": disturbance.share(),
     }  # fmt: skip
     write_report(report, options.out)
-    draw_growth(grown, options.out.with_name("growth.png"))
+    draw_growth(grown, PICTURES / "growth.png")
     for target in targets:
         print(f"{target.verdict:6} {target.name}: {target.value:.2f}{target.unit}, target {target.sign} {target.bound:g}")
 

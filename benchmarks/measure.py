@@ -25,6 +25,7 @@ from revit.evaluation.memory import peak_memory as peak_memory
 THREADS = 2
 QUIET, PATIENCE = 0.15, 10.0  # below this share of the processors others are quiet; seconds to wait for that
 HERE = Path(__file__).parent
+PICTURES = HERE.parent / "docs" / "pictures"
 STAT, CPU_INFO = Path("/proc/stat"), Path("/proc/cpuinfo")
 
 

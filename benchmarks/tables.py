@@ -30,15 +30,16 @@ def source(report: dict[str, Any]) -> str:
 def speed_table(report: dict[str, Any]) -> str:
     """Ratios to the reference; times as "times faster", memory as a share."""
     rows = []
+    others = ("same dropout", "checkpointed", "recommended")
     for setting, found in report["side_by_side"]["settings"].items():
-        ours, same, recommended = (found["ratios"].get(name) for name in ("ours", "same dropout", "recommended"))
-        times = [f"{ours[measure]:.1f}x" for measure in ("construction", "forward", "step")]
-        times += [f"{ratios['step']:.1f}x" if ratios else "" for ratios in (same, recommended)]
-        memory = [f"{ratios['peak memory']:.2f}" if ratios else "" for ratios in (ours, recommended)]
-        rows.append([setting, *times, *memory])
-    steps = ["step", "step, its dropout", "step, recommended"]
-    header = ["model", "construction", "forward", *steps, "memory", "memory, recommended"]
-    return f"{markdown(header, rows)}\n\n{source(report)}"
+        ratios = found["ratios"]
+        cells = [f"{ratios['ours'][measure]:.1f}x" for measure in ("construction", "forward", "step")]
+        cells += [f"{ratios[name]['step']:.1f}x" if name in ratios else "" for name in others]
+        cells += [f"{ratios[name]['peak memory']:.2f}" if name in ratios else "" for name in ("ours", *others[1:])]
+        rows.append([setting, *cells])
+    steps = ["step", "step, its dropout", "step, checkpointed", "step, recommended"]
+    memory = ["memory", "memory, checkpointed", "memory, recommended"]
+    return f"{markdown(['model', 'construction', 'forward', *steps, *memory], rows)}\n\n{source(report)}"
 
 
 def filter_table(report: dict[str, Any]) -> str:
@@ -144,6 +145,24 @@ def small_table(report: dict[str, Any]) -> str:
     return f"{markdown(['model', 'parameters', 'step', 'times as long'], rows)}\n\n{source(report)}"
 
 
+def layouts_table(report: dict[str, Any]) -> str:
+    rows = [
+        [row["shape"], f"{1000 * row['contiguous']:.1f} ms", f"{1000 * row['channels_last']:.1f} ms", f"{row['ratio']:.2f}x"]
+        for row in report["rows"]
+    ]
+    return f"{markdown(['convolution', 'contiguous', 'channels_last', 'times as fast'], rows)}\n\n{source(report)}"
+
+
+def profile_table(report: dict[str, Any]) -> str:
+    """The shares of a training step by kind of operation."""
+    kinds = next(iter(report["rows"].values()))["shares"]
+    rows = [
+        [model, f"{1000 * row['seconds']:,.0f} ms", *(f"{share:.0%}" for share in row["shares"].values())]
+        for model, row in report["rows"].items()
+    ]
+    return f"{markdown(['model', 'step', *kinds], rows)}\n\n{source(report)}"
+
+
 def faults_table(report: dict[str, Any]) -> str:
     """What the fault-injection suite tried, and what came of it."""
     rows = [
@@ -172,6 +191,8 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "growth": ("docs/performance.md", "benchmarks/results/algorithms.json", growth_table),
     "relative": ("docs/performance.md", "benchmarks/results/relative_attention.json", relative_table),
     "faults": ("docs/reliability.md", "results/faults.json", faults_table),
+    "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", layouts_table),
+    "profile": ("docs/performance.md", "benchmarks/results/profile_step.json", profile_table),
     "headline": ("README.md", [], lambda _: headline(ROOT / "results")),
 }
 

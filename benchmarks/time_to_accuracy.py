@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measure import HERE, origin, write_report
+from measure import HERE, PICTURES, origin, write_report
 from report import BLUE, VERMILLION, Line, Target, plot
 
 GOAL, BATCH, IMAGES = 0.975, 64, 10_000
@@ -78,7 +78,7 @@ def main() -> None:
         Line("rotmnist_p4_fast", *zip(*((s, 100 * a) for s, a in ours), strict=True), "o-", BLUE),
     ]
     words = {"title": "Rotated MNIST, two cores", "xlabel": "seconds of training", "ylabel": "validation accuracy [%]"}
-    plot(lines, options.out.with_suffix(".png"), log=False, mark=100 * GOAL, **words)
+    plot(lines, PICTURES / "time_to_accuracy.png", log=False, mark=100 * GOAL, **words)
 
 
 if __name__ == "__main__":
