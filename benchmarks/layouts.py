@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
     def __str__(self) -> str:
         kind = "each field alone" if self.per_field else f"{self.fields} -> {self.times * self.fields} fields"
-        return f"|G| = {self.order}, {kind}, {self.kernel_size} x {self.kernel_size}, {self.side} px"
+        return f"{self.order} elements, {kind}, {self.kernel_size} x {self.kernel_size}, {self.side} px"
 
 
 ORDERS = (4, 8, 16)
