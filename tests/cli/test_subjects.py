@@ -67,7 +67,7 @@ def test_folders_that_are_no_runs(run):
     shutil.rmtree(run / "checkpoints" / "best")
     assert refused(run) == "runs/one: no run with a checkpoint 'best' here; it has last: add --checkpoint"
     (run / "checkpoints" / "last" / "model.safetensors").write_bytes(b"")
-    assert refused(run, checkpoint="last").startswith("runs/one/checkpoints/last/model.safetensors: damaged")
+    assert refused(run, checkpoint="last").startswith("runs/one/checkpoints/last/model.safetensors: no whole safetensors file")
 
 
 # Registered models
