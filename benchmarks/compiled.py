@@ -7,15 +7,13 @@ python benchmarks/compiled.py [--rounds 7] [--out FILE]
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from contestants import SETTINGS
-from measure import HERE, THREADS, Disturbance, interleave, median_ratio, origin, timed, write_report
+from measure import THREADS, Disturbance, interleave, median_ratio, options_of, origin, timed, write_report
 from report import human_seconds, table
 from torch import nn
 
@@ -48,10 +46,7 @@ def measure(key: str, name: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "compiled.json")
-    options = parser.parse_args()
+    options = options_of(__doc__, "compiled.json", rounds=7)
     torch.set_num_threads(THREADS)
     torch._inductor.config.force_disable_caches = True
     disturbance, models, rows = Disturbance(), {}, []

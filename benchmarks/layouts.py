@@ -7,16 +7,14 @@ Forward and backward pass of one convolution of expanded filters, 64 maps. Atten
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from measure import HERE, THREADS, Disturbance, interleave, median_ratio, origin, write_report
+from measure import THREADS, Disturbance, interleave, median_ratio, options_of, origin, write_report
 from report import human_seconds, table
 from torch import Tensor
 
@@ -63,10 +61,7 @@ def tasks(shape: Shape) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "layouts.json")
-    options = parser.parse_args()
+    options = options_of(__doc__, "layouts.json", rounds=9)
     torch.set_num_threads(THREADS)
     disturbance, rows, cells = Disturbance(), [], []
     for shape in SHAPES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -119,6 +120,15 @@ def origin(command: str) -> dict[str, Any]:
     """Where figures come from: the head of each result file."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"command": f"python benchmarks/{command}", "date": date, **commit(), "machine": machine(), "versions": versions()}
+
+
+def options_of(doc: str | None, result: str, **counts: int) -> argparse.Namespace:
+    """The options of a small benchmark: how often (a name and its default), and where the result goes."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    for name, default in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / result)
+    return parser.parse_args()
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:

@@ -5,13 +5,11 @@ python benchmarks/profile_step.py [--steps 5] [--out FILE]
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
 from contestants import SETTINGS
-from measure import HERE, THREADS, Disturbance, origin, write_report
+from measure import THREADS, Disturbance, options_of, origin, write_report
 from report import human_seconds, table
 from torch.profiler import ProfilerActivity, profile
 
@@ -42,10 +40,7 @@ def shares(key: str, name: str, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "profile_step.json")
-    options = parser.parse_args()
+    options = options_of(__doc__, "profile_step.json", steps=5)
     torch.set_num_threads(THREADS)
     disturbance, rows = Disturbance(), {}
     for key, name in MODELS:

@@ -7,12 +7,10 @@ python benchmarks/small_models.py [--rounds 9] [--out FILE]
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from statistics import median
 
 import torch
-from measure import HERE, THREADS, Disturbance, interleave, median_ratio, origin, write_report
+from measure import THREADS, Disturbance, interleave, median_ratio, options_of, origin, write_report
 from report import Target, human_seconds, table
 from torch import nn
 
@@ -35,10 +33,7 @@ def contestants() -> dict[str, nn.Module]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "small_models.json")
-    options = parser.parse_args()
+    options = options_of(__doc__, "small_models.json", rounds=9)
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     disturbance, models = Disturbance(), contestants()
