@@ -102,6 +102,8 @@ class Parser(ArgumentParser):
             if option not in known:
                 near = difflib.get_close_matches(option, known, n=1) or [f"revit {self.command} --help"]
                 raise RecipeError(f"recipe {name}: unknown option {option}; did you mean {near[0]}?")
+            if flat[option] is None and self.get_default(option) is not None:
+                raise RecipeError(f"recipe {name}: {option} has no value; write one, or leave the option out")
         try:
             self.parse_object({"recipe": name, **values})
         except UsageError as error:

@@ -36,7 +36,7 @@ class Listing:
 
 def natural(name: str) -> tuple[tuple[str | int, ...], str]:
     """Sorts names as people do: class2 before class10."""
-    pieces = re.split(r"(\d+)", name)
+    pieces = re.split(r"(\d{1,4000})", name)  # Python reads no more digits as a number
     return tuple(int(piece) if i % 2 else piece.casefold() for i, piece in enumerate(pieces)), name
 
 

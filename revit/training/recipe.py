@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,7 @@ SCHEDULES = ("onecycle", "cosine", "constant")
 PRECISIONS = ("float32", "bf16", "float64")
 SHARDINGS = ("ddp", "fsdp")
 MAX_RECIPE_BYTES = 1_000_000
+MAX_RECIPE_VALUES = 10_000
 
 
 class RecipeError(ValueError):
@@ -198,13 +200,15 @@ def _resolve(name: str | Path, seen: tuple[str, ...]) -> dict[str, dict[str, Any
     values = _parse(text, label)
     base = values.pop("base", None)
     values.pop("description", None)
+    if not isinstance(base, str | None):
+        raise RecipeError(f"{label}: base names a recipe, got {reprlib.repr(base)}")
     sections = {section.name for section in fields(Recipe)}
     for section, content in values.items():
         if section not in sections:
             near = difflib.get_close_matches(str(section), sections, n=1) or sorted(sections)
             raise RecipeError(f"{label}: unknown section {section!r}; did you mean {', '.join(near)}?")
         if not isinstance(content, dict):
-            raise RecipeError(f"{label}: section {section!r} must hold options, got {content!r}")
+            raise RecipeError(f"{label}: section {section!r} must hold options, got {reprlib.repr(content)}")
     merged = _resolve(base, (*seen, str(name))) if base is not None else {}
     for section, content in values.items():
         merged[section] = {**merged.get(section, {}), **content}
@@ -220,8 +224,9 @@ def _read(name: str | Path) -> tuple[str, str]:
             return path.read_text(), str(path)
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    entry = resources.files("revit.recipes") / f"{path.name}.yaml"
-    if path.name != str(name) or not entry.is_file():
+    entries = {entry.name: entry for entry in resources.files("revit.recipes").iterdir()}
+    entry = entries.get(f"{name}.yaml")
+    if entry is None:
         near = difflib.get_close_matches(str(name), list_recipes(), n=3, cutoff=0.4) or ["demo", "folder"]
         raise RecipeError(f"unknown recipe {str(name)!r}; did you mean {', '.join(near)}? `revit recipes` lists all")
     return entry.read_text(), f"recipe {name}"
@@ -230,9 +235,23 @@ def _read(name: str | Path) -> tuple[str, str]:
 def _parse(text: str, label: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        line = str(error).replace("\n", " ")
+        size = _size(values, {})
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:  # "!!bool maybe"
+        line = " ".join(str(error).split())
         raise RecipeError(f"{label}: not YAML ({line})") from error
+    if size > MAX_RECIPE_VALUES:
+        raise RecipeError(f"{label}: more than {MAX_RECIPE_VALUES:,} values, which no recipe has")
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise RecipeError(f"{label}: a recipe has the sections {', '.join(f.name for f in fields(Recipe))}")
     return values
+
+
+def _size(values: Any, known: dict[int, int]) -> int:
+    """How many values there are when aliases are written out, which may be a billion in a few lines."""
+    if not isinstance(values, dict | list | tuple | set):
+        return 1
+    if id(values) not in known:
+        known[id(values)] = 1 + MAX_RECIPE_VALUES  # an alias inside of what it stands for has no end
+        inner = values.values() if isinstance(values, dict) else values
+        known[id(values)] = 1 + sum(_size(value, known) for value in inner)
+    return known[id(values)]

@@ -141,6 +141,8 @@ def test_wrong_recipes_are_named(fails, tmp_path):
     assert "unknown option train.epoch; did you mean train.epochs?" in fails("train", path)
     path.write_text("train: {epochs: many}")
     assert "--train.epochs: expected a whole number, got 'many'" in fails("train", path)
+    path.write_text("train: {lr: ~}")
+    assert "train.lr has no value; write one, or leave the option out" in fails("train", path)
     path.write_text("base: nothing")
     assert "unknown recipe 'nothing'" in fails("train", path)
 

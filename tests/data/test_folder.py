@@ -138,6 +138,8 @@ def test_class_order_is_natural_and_folders_are_searched(tmp_path):
 
 
 def test_natural_order():
+    long = "9" * 5000  # more digits than Python reads as a number
+    assert sorted([long, "8"], key=natural) == ["8", long]
     assert sorted(["b1", "a", "a10", "a9", "A10", "1", "٣", ""], key=natural) == ["", "1", "٣", "a", "a9", "A10", "a10", "b1"]
 
 

@@ -68,6 +68,10 @@ def test_differences_name_the_options():
         ("- a\n- b", "a recipe has the sections model, data, augment, train"),
         ("model: {group: [", "not YAML"),
         ("", "a recipe has the sections"),
+        ("train: {lr: !!bool maybe}", "not YAML"),
+        ("train: {lr: !!timestamp soon}", "not YAML"),
+        ("train: {start: 2001-99-99}", "not YAML"),
+        ("base: [demo]\nmodel: {}", "base names a recipe, got ['demo']"),
         ("model: !!python/object/apply:os.system ['touch {canary}']", "not YAML"),
     ],
 )
@@ -80,11 +84,25 @@ def test_wrong_files_are_named(tmp_path, text, message):
     assert not canary.exists()
 
 
+@pytest.mark.parametrize("text", ["model: {dims: &a [*a]}", "model: {group: &a {b: *a}}"])
+def test_aliases_that_grow_like_a_bomb(tmp_path, text):
+    """Two aliases on each of 1,100 levels are more values than a float can count; an alias in itself has no end."""
+    lines = ["- &a0 [x, x]", *(f"- &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 1100))]
+    for recipe in ("train: {lr: 1}\nmodel:\n" + "\n".join(lines), text):
+        with pytest.raises(RecipeError, match="more than 10,000 values"):
+            read_recipe(write(tmp_path, recipe))
+
+
 def test_a_recipe_that_is_its_own_base(tmp_path):
     path = tmp_path / "loop.yaml"
     path.write_text(f"base: {path}")
     with pytest.raises(RecipeError, match="is its own base"):
         read_recipe(path)
+
+
+def test_names_too_long_for_a_file(tmp_path):
+    with pytest.raises(RecipeError, match="unknown recipe 'aaaa"):
+        read_recipe(write(tmp_path, f"base: {'a' * 5000}"))
 
 
 def test_unknown_recipes_get_the_nearest_names():
