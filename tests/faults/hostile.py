@@ -10,7 +10,6 @@ import pickle
 import random
 import resource
 import struct
-import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,14 +21,13 @@ import torch
 from accelerate.state import AcceleratorState
 
 from revit.cli.model_files import ModelFileError, ScriptModel
-from revit.data.archives import open_zip_member, read_tar, unpack_gzip
 from revit.data.arrays import read_npz
 from revit.data.cifar_batches import read_pickled
 from revit.data.image_files import read_image
 from revit.data.spec import DataError
 from revit.training.checkpoint import CheckpointError, read_checkpoint, read_latest
 from revit.training.loop import TrainingError
-from tests.data.test_archives import make_tar, make_zip, special
+from tests.data.test_archives import make_tar
 from tests.data.test_cifar_batches import hostile as pickle_payloads
 from tests.faults.cases import number_of, write
 from tests.faults.tally import Tally, refused
@@ -272,52 +270,3 @@ def _in_200_mb(reads: dict[str, Callable[[], object]]) -> dict[str, str]:
         results = dict(json.loads(line) for line in lines)
     os.waitpid(child, 0)
     return results
-
-
-def archives(folder: Path, count: int, seed: int) -> Tally:
-    """Names that lead outside, links, devices, bombs, endless lists of members: refused, and nothing is written anywhere."""
-    tally, inside = Tally(), folder / "outer" / "inner"
-    inside.mkdir(parents=True)
-    limit = 64 * MB
-
-    def trial(what: str, path: Path, read: Callable[[], object]) -> None:
-        before = _tree(folder)
-        with tally.trial(what):
-            with refused(DataError, path.name):
-                read()
-            assert _tree(folder) == before, "something was written"
-
-    def by_zip(path: Path) -> object:
-        with open_zip_member(path, "one", limit) as stream:
-            return stream.read()
-
-    for name in ("../one", "../../one", "a/../../one", "/one", str(folder / "one"), "..\\one", "C:\\one", "./../one"):
-        zipped, tarred = make_zip(inside / "a.zip", **{name: b"x"}), make_tar(inside / "a.tar.gz", (name, b"x"))
-        trial(f"zip with {name}", zipped, lambda path=zipped: by_zip(path))
-        if "\\" not in name or name.startswith(".."):
-            trial(f"tar with {name}", tarred, lambda path=tarred: read_tar(path, ("one",), limit))
-    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.GNUTYPE_SPARSE):
-        path = make_tar(inside / "b.tar", special("one", kind, "/etc/passwd"), mode="w")
-        trial(f"tar with a member of type {kind!r}", path, lambda path=path: read_tar(path, ("one",), limit))
-    link = zipfile.ZipInfo("one")
-    link.external_attr = 0o120777 << 16
-    with zipfile.ZipFile(inside / "link.zip", "w") as archive:
-        archive.writestr(link, "/etc/passwd")
-    trial("zip with a link", inside / "link.zip", lambda: by_zip(inside / "link.zip"))
-    bomb = make_zip(inside / "bomb.zip", one=bytes(100 * MB))
-    trial("zip, 1000 to 1", bomb, lambda: by_zip(bomb))
-    bomb = make_tar(inside / "bomb.tar.gz", ("one", bytes(100 * MB)))
-    trial("tar.gz, 1000 to 1", bomb, lambda: read_tar(bomb, ("one",), 2**33))
-    import gzip
-
-    packed = _file(inside / "bomb.gz", gzip.compress(bytes(100 * MB)))
-    trial("gz, 1000 to 1", packed, lambda: unpack_gzip(packed, inside / "target", 2**33))
-    many = make_zip(inside / "many.zip", **{f"f{i}": b"" for i in range(10_001)})
-    trial("zip of 10,001 members", many, lambda: by_zip(many))
-    many = make_tar(inside / "many.tar", *((f"f{i}", b"") for i in range(10_001)), mode="w")
-    trial("tar of 10,001 members", many, lambda: read_tar(many, ("one",), limit))
-    return tally
-
-
-def _tree(folder: Path) -> set[str]:
-    return {str(path) for path in folder.rglob("*")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import sys
@@ -22,6 +23,8 @@ PRELOADED = [
     "revit.evaluation.figures",
     "torch.utils.tensorboard",
     "matplotlib.pyplot",
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
 ]
 
 
@@ -53,6 +56,12 @@ def train(path: str, case: dict[str, Any], resume: bool) -> None:
     training.run()
 
 
+def call(module: str, function: str, log: str, *arguments: Any) -> None:
+    """A function of a module of the suite; its first argument is the file that its result goes to."""
+    _alone(f"{log}.log")
+    getattr(importlib.import_module(module), function)(log, *arguments)
+
+
 def save_for_ever(folder: str, first: int, completed: int) -> None:
     """Saves one checkpoint after the other; each completed one is told to the pipe `completed`."""
     while True:
@@ -75,6 +84,33 @@ def command(words: list[str], folder: str, before: str = "") -> None:
 
     with contextlib.suppress(BrokenPipeError):
         sys.exit(main(words))
+
+
+def ranks(count: int, words: list[str], folder: str, port: int) -> None:
+    """`torchrun --nproc_per_node COUNT -m revit ...`: its agent, whose processes are forked and so need not import again."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.chdir(folder)
+    os.environ["REVIT_CACHE"] = str(Path(folder) / "cache")
+    _alone("out.txt")
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=count, run_id="faults", rdzv_backend="static", rdzv_configs={"rank": 0},
+        rdzv_endpoint=f"127.0.0.1:{port}", max_restarts=0, start_method="fork", monitor_interval=0.1,
+    )  # fmt: skip
+    try:
+        elastic_launch(config, _rank)(words)
+    except ChildFailedError:  # torchrun ends with a traceback of its own; what is looked at is what ours say
+        sys.exit(1)
+
+
+def _rank(words: list[str]) -> None:
+    from revit.cli import main
+
+    Path(f"rank{os.environ['RANK']}.{os.getpid()}.pid").touch()
+    code = main(words)
+    if code:
+        sys.exit(code)
 
 
 def _alone(log: str) -> None:
