@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from revit.groups import Group
-from revit.nn.fourier import fourier_blocks, fourier_frames, multiply_adds
+from revit.nn.fourier_basis import fourier_blocks, fourier_frames, multiply_adds
 
 ALGORITHMS = ("auto", "dense", "fourier")
 MARGIN = 1.6

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from revit.actions import kernel_bank, turn_index, turn_table
 from revit.filters import centre_function, check_filters, num_functions
 from revit.groups import Group
-from revit.nn.fourier import filter_blocks
+from revit.nn.fourier_basis import filter_blocks
 
 T = TypeVar("T")
 

@@ -10,7 +10,8 @@ from revit.actions import act_on_features
 from revit.evaluation.complexity import measured_macs
 from revit.groups import Group
 from revit.nn import GroupConv, GroupLinear
-from revit.nn.fourier import fourier_blocks, group_linear, multiply_adds
+from revit.nn.fourier import group_linear
+from revit.nn.fourier_basis import fourier_blocks, multiply_adds
 
 GROUPS = ["z2", "z2m", "p2", "p2m", "p3", "p3m", "p4", "p4m", "p5", "p5m", "p6m", "p8", "p8m", "p12", "p16"]
 
