@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from revit.evaluation.memory import in_fresh_process, step_memory, step_task
 from revit.models import create_model
 from revit.nn import relative_attention
-from revit.nn.attention import unfold_neighbours
+from revit.nn.neighbourhoods import unfold_neighbours
 
 BATCH, SIZE = 16, 28
 PUBLIC = {"p4": {"step_seconds": 23.0, "step_bytes": 6.2e9}}

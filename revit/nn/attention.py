@@ -32,6 +32,7 @@ from revit.exactness import Tiling, WindowGuard
 from revit.groups import Group
 from revit.nn.convolution import GroupConv, GroupLinear, check_features
 from revit.nn.dropout import check_rate, make_dropout
+from revit.nn.neighbourhoods import join_windows, reduce_map, split_windows, spread_parts, unfold_neighbours
 
 ATTENTIONS = ("joint", "spatial", "per_element")
 NEIGHBOURHOODS = ("global", "window", "local")
@@ -80,29 +81,6 @@ def _from_tokens(tokens: Tensor, attention: str, num_heads: int, shape: torch.Si
     return x.reshape(shape)
 
 
-def split_windows(x: Tensor, rows: Tiling, columns: Tiling) -> Tensor:
-    """[B, C, G, H, W] -> [B, N, C, G, P]: pads, then cuts windows."""
-    if rows.padded or columns.padded:
-        x = F.pad(x, (columns.before, columns.after, rows.before, rows.after))
-    x = x.unflatten(-1, (-1, columns.side)).unflatten(-3, (-1, rows.side))  # [B, C, G, rows, h, columns, w]
-    return x.permute(0, 3, 5, 1, 2, 4, 6).flatten(5).flatten(1, 2)  # [B, rows*columns, C, G, h*w]
-
-
-def join_windows(x: Tensor, rows: Tiling, columns: Tiling, height: int, width: int) -> Tensor:
-    """The inverse of `split_windows`, to [B, C, G, H, W]."""
-    count = (height + rows.before + rows.after) // rows.side
-    x = x.unflatten(1, (count, -1)).unflatten(-1, (rows.side, columns.side))  # [B, rows, columns, C, G, h, w]
-    x = x.permute(0, 3, 4, 1, 5, 2, 6).flatten(-2).flatten(-3, -2)  # [B, C, G, H + padding, W + padding]
-    return x[..., rows.before : rows.before + height, columns.before : columns.before + width]
-
-
-def unfold_neighbours(x: Tensor, size: int) -> Tensor:
-    """[B, C, G, H, W] -> [B, H*W, C, G, size*size]: the pixels around each pixel, zero outside the image."""
-    channels, order = x.shape[1:3]
-    patches = F.unfold(x.flatten(1, 2), size, padding=size // 2)  # [B, C*G*size*size, H*W]
-    return patches.transpose(1, 2).unflatten(2, (channels, order, size * size))
-
-
 def attend_windows(q: Tensor, k: Tensor, v: Tensor, rows: Tiling, columns: Tiling, **options: Any) -> Tensor:
     """G-CSA of maps [B, C, G, H, W] with N(x) the window of x; one window of the size of the map is the whole map."""
     height, width = q.shape[-2:]
@@ -120,14 +98,6 @@ def attend_map(q: Tensor, k: Tensor, v: Tensor, reduction: int, **options: Any) 
     keys, values = (reduce_map(x, reduction).flatten(-2).unsqueeze(1) for x in (k, v))  # [B, 1, C, G, P']
     out = attend(q.flatten(-2).unsqueeze(1), keys, values, **options)
     return out.squeeze(1).unflatten(-1, q.shape[-2:])
-
-
-def reduce_map(x: Tensor, reduction: int) -> Tensor:
-    """[B, C, G, H, W] -> [B, C, G, ceil(H/r), ceil(W/r)] by means of parts that lie symmetrically at every size."""
-    if reduction == 1:
-        return x
-    height, width = (-(-side // reduction) for side in x.shape[-2:])
-    return F.adaptive_avg_pool2d(x.flatten(1, 2), (height, width)).unflatten(1, x.shape[1:3])
 
 
 def attend_neighbours(q: Tensor, k: Tensor, v: Tensor, size: int, **options: Any) -> Tensor:
@@ -281,7 +251,7 @@ class GroupConvAttention(nn.Module):
             weights = scores.softmax(-1)  # [B, heads, G, P]
         found = weights.mean((1, 2))  # [B, P]
         if self.neighbourhood == "global":
-            return _spread(found, self.kv_reduction, *near.shape)
+            return spread_parts(found, self.kv_reduction, *near.shape)
         out = weights.new_zeros(len(x), *near.shape)
         out[:, near] = found
         return out
@@ -311,17 +281,6 @@ class GroupConvAttention(nn.Module):
                 else f"{text}, keys and values of {self.kv_reduction} x {self.kv_reduction} pixels"
             )
         return f"{text} {self.windows.window}{' shifted' if self.windows.shifted else ''}"
-
-
-def _spread(weights: Tensor, reduction: int, height: int, width: int) -> Tensor:
-    """Weights of the parts of a map, [B, P'], as those of its pixels, [B, H, W]: what `reduce_map` does, transposed."""
-    rows, columns = (
-        reduce_map(torch.eye(side).to(weights)[:, None, None, :, None].expand(-1, -1, -1, -1, reduction), reduction)[
-            :, 0, 0, :, 0
-        ]
-        for side in (height, width)
-    )  # [H, H'], [W, W']
-    return rows @ weights.unflatten(1, (rows.shape[1], -1)) @ columns.T
 
 
 def check_heads(channels: int, num_heads: int) -> int:

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from revit.groups import Group
-from revit.nn.attention import unfold_neighbours
 from revit.nn.convolution import Pointwise, check_features, check_fields
 from revit.nn.local_attention import attend_local, multiply_adds
+from revit.nn.neighbourhoods import unfold_neighbours
 
 HIDDEN = 16
 CHUNK = 2**22
