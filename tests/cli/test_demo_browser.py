@@ -1,7 +1,6 @@
 """The page of `revit demo` in a real browser: turned by hand, the answer of our model stays; nothing comes from elsewhere."""
 
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,9 +11,6 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("gradio", reason="needs gradio")
-api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +26,6 @@ def address():
         yield line.split()[0]
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 class Turned:

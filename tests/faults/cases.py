@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from revit.data.augment import AugmentOptions
-from revit.training.checkpoint import Checkpoint, read_latest, write_checkpoint
+from revit.training.checkpoint import read_latest
+from tests.training.checkpoints import number_of as number_of
+from tests.training.checkpoints import write as write
 
 RUNS: list[dict[str, Any]] = [
     {},
@@ -19,26 +21,6 @@ RUNS: list[dict[str, Any]] = [
     {"augment": AugmentOptions(rotate=180, shift=1, brightness=0.2, crop_scale=0.5, cutmix=1.0)},
 ]
 """Kinds of runs, three epochs of five steps each: OneCycle unless it says otherwise."""
-
-
-def write(folder: Path, number: int) -> None:
-    """A checkpoint that says which save it is of in each of its files. Small: the threads of torch do not survive a fork."""
-    write_checkpoint(
-        folder,
-        model={"w": torch.full((100, 100), float(number)), "n": torch.tensor(number)},
-        config={"number": number},
-        trainer={"optimizer/w/exp_avg": torch.full((100, 100), -float(number))},
-        state={"epoch": number},
-    )
-
-
-def number_of(checkpoint: Checkpoint) -> int:
-    """Which save it is of; all four files must be of the same one."""
-    number = checkpoint.state["epoch"]
-    assert checkpoint.config == {"number": number}, "config.json of another save"
-    assert checkpoint.model["n"] == number and (checkpoint.model["w"] == number).all(), "weights of another save"
-    assert (checkpoint.trainer["optimizer/w/exp_avg"] == -number).all(), "optimiser of another save"
-    return int(number)
 
 
 def assert_same_run(path: Path, other: Path) -> None:

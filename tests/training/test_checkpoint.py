@@ -8,38 +8,18 @@ import signal
 import time
 
 import pytest
-import torch
 
 from revit import weight_files as module
-from revit.training.checkpoint import CheckpointError, read_checkpoint, read_latest, write_checkpoint
-
-
-def write(folder, number):
-    """Tensors small enough for one thread: the threads of torch do not survive a fork."""
-    write_checkpoint(
-        folder,
-        model={"w": torch.full((100, 100), float(number)), "n": torch.tensor(number)},
-        config={"number": number},
-        trainer={"optimizer/w/exp_avg": torch.full((100, 100), -float(number))},
-        state={"epoch": number},
-    )
-
-
-def assert_whole(checkpoint):
-    """All four files are of the same save."""
-    number = checkpoint.state["epoch"]
-    assert checkpoint.config == {"number": number}
-    assert checkpoint.model["n"] == number and (checkpoint.model["w"] == number).all()
-    assert (checkpoint.trainer["optimizer/w/exp_avg"] == -number).all()
-    return number
+from revit.training.checkpoint import CheckpointError, read_checkpoint, read_latest
+from tests.training.checkpoints import number_of, write
 
 
 def test_round_trip_and_the_one_before_is_kept(tmp_path):
     folder = tmp_path / "checkpoints" / "last"
     for number in range(3):
         write(folder, number)
-    assert assert_whole(read_checkpoint(folder)) == 2
-    assert assert_whole(read_checkpoint(folder.with_name(".last.previous"))) == 1
+    assert number_of(read_checkpoint(folder)) == 2
+    assert number_of(read_checkpoint(folder.with_name(".last.previous"))) == 1
     assert sorted(entry.name for entry in folder.parent.iterdir()) == [".last.previous", "last"]
 
 
@@ -61,12 +41,12 @@ def test_fifty_kills_while_saving_leave_a_whole_checkpoint(tmp_path):
         time.sleep(generator.uniform(0, 4) * duration)  # in every phase of a save
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        number = assert_whole(read_checkpoint(folder))  # `last` itself, without any repair
+        number = number_of(read_checkpoint(folder))  # `last` itself, without any repair
         assert number >= done
         done = number
     assert done > 10
     write(folder, done + 1)  # what the killed ones left behind is not in the way
-    assert assert_whole(read_checkpoint(folder)) == done + 1
+    assert number_of(read_checkpoint(folder)) == done + 1
 
 
 @pytest.mark.parametrize("moment", range(3))
@@ -82,7 +62,7 @@ def test_file_systems_without_exchange(tmp_path, monkeypatch, moment):
 
     monkeypatch.setattr(module.ctypes, "CDLL", lambda *a, **k: NoExchange())
     write(folder, 1)
-    assert assert_whole(read_checkpoint(folder)) == 1
+    assert number_of(read_checkpoint(folder)) == 1
     rename, calls = type(folder).rename, []
 
     def dying(self, target):
@@ -98,9 +78,9 @@ def test_file_systems_without_exchange(tmp_path, monkeypatch, moment):
     else:
         write(folder, 2)
     monkeypatch.setattr(type(folder), "rename", rename)
-    assert assert_whole(read_latest(folder)) >= 1
+    assert number_of(read_latest(folder)) >= 1
     write(folder, 3)
-    assert assert_whole(read_checkpoint(folder)) == 3
+    assert number_of(read_checkpoint(folder)) == 3
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "trainer.safetensors", "trainer.json", "manifest.json"])
@@ -122,7 +102,7 @@ def test_damage_is_named_and_the_one_before_is_taken(tmp_path, name, damage):
         file.write_bytes(content)
     with pytest.raises(CheckpointError, match=str(file if name != "manifest.json" else folder)):
         read_checkpoint(folder)
-    assert assert_whole(read_latest(folder)) == 1
+    assert number_of(read_latest(folder)) == 1
 
 
 def test_no_checkpoint(tmp_path):
@@ -151,5 +131,5 @@ def test_full_disk_keeps_the_last_good_one(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="No space left on device.; the last good checkpoint is kept"):
         write(folder, 2)
     monkeypatch.undo()
-    assert assert_whole(read_checkpoint(folder)) == 1
+    assert number_of(read_checkpoint(folder)) == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["last"]
