@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from revit.cli.parser import Parser, UsageError
 from revit.cli.report import choose_images, write_json
-from revit.cli.runs import run_data
+from revit.cli.runs import default_folder, run_data
 from revit.cli.scanning import open_with_progress
-from revit.cli.subjects import Subject, open_subject
+from revit.cli.subjects import Subject, is_trained, open_subject
 from revit.data import DataOptions, DataSpec, Images
 from revit.data.file_images import Fit
 from revit.data.unlabelled import open_images
@@ -40,9 +40,9 @@ from revit.training.run_folder import environment
 
 USAGE = "RUN|MODEL [--group GROUP] [--images FILES] [--data-root DIR] [--out DIR] [--fail-above ERROR]"
 ABOUT = """How far the features and answers of a model are from turning with the image, at every stage and for every element of
-a group; what random turns and every angle do to its predictions; pictures of it. The model is a run folder, the name of a
-registered model (random weights), package.module:factory for any torch.nn.Module, or a TorchScript or ONNX file. Writes
-audit.json, report.html (one page, pictures inside) and the pictures to --out."""
+a group; what random turns and every angle do to its predictions; pictures of it. The model is a folder of a run or of weights,
+a model whose weights come with the package, the name of a registered model (random weights), package.module:factory for any
+torch.nn.Module, or a TorchScript or ONNX file. Writes audit.json, report.html (one page) and its pictures to --out."""
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_CLASSES = 1000
 SHOWN_STAGES = 16
@@ -107,7 +107,7 @@ def _try(subject: Subject, material: Material) -> None:
 
 def _parser() -> Parser:
     parser = Parser("audit", USAGE, ABOUT)
-    parser.add_argument("subject", metavar="RUN|MODEL", type=str, help="run folder, model, package.module:factory or file")
+    parser.add_argument("subject", metavar="RUN|MODEL", type=str, help="run, weights, model, package.module:factory or file")
     parser.add_argument(
         "--group", metavar="GROUP", type=str, help="whose elements are tried (default: the model's own, or p4m)"
     )
@@ -260,7 +260,7 @@ def _open(options: Namespace, console: Console) -> tuple[Subject, Material]:
         images: list[Images] = [open_images([options.images], Fit(spec.channels, spec.size, floating=True))]
     else:
         data = DataOptions(**vars(options.data), root=options.data_root)
-        trained = _opened(options, model_options, 1, 2) if Path(options.subject).is_dir() else None
+        trained = _opened(options, model_options, 1, 2) if is_trained(options.subject) else None
         if trained is not None and trained.run is not None:
             data = run_data(trained.run, options.data_root, None)
         dataset = open_with_progress(data, console)
@@ -299,5 +299,5 @@ def _spec_of_files(options: Namespace, subject: Subject) -> DataSpec:
 
 def _default_folder(subject: Subject) -> Path:
     if subject.run is not None:
-        return subject.run.path / "audit"
+        return default_folder(subject.run, "audit")
     return Path("audit") / "-".join(re.findall(r"[\w.]+", subject.label))

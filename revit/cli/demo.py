@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import nn
 
 from revit.cli.parser import Parser, UsageError
-from revit.cli.runs import LoadedRun, load_run, run_data
+from revit.cli.runs import TRAINED, LoadedRun, find_trained, load_run, run_data
 from revit.cli.scanning import open_with_progress
 from revit.data import DataError, DataOptions, DataSpec, Images, open_dataset
 from revit.data.image_files import ImageBytes, printable
@@ -56,14 +56,14 @@ CSS = """
 
 def run(words: list[str]) -> int:
     parser = Parser("demo", USAGE, ABOUT)
-    parser.add_argument("run", metavar="RUN", nargs="?", type=str, help="run or checkpoint folder to show first")
+    parser.add_argument("run", metavar="RUN", nargs="?", type=str, help=f"{TRAINED} to show first")
     parser.add_argument("--plain", metavar="RUN", type=str, help="run of the model beside it (default: a plain ViT)")
     parser.add_argument("--port", metavar="N", type=int, default=PORT, help="port on this machine")
     parser.add_argument("--share", action="store_true", help="also open it to all who have the link, through gradio's server")
     options = parser.parse_args(words)
     gradio = _gradio()
     _check_port(options.port)
-    own, plain = (load_run(Path(path)) if path else None for path in (options.run, options.plain))
+    own, plain = (load_run(find_trained(path)) if path else None for path in (options.run, options.plain))
     table = Table(own, plain)
     blocks = build_page(gradio, table, _samples(own))
     try:
@@ -202,7 +202,7 @@ def _check_port(port: int) -> None:
 def _samples(run: LoadedRun | None) -> Images | None:
     """Images to begin with: those of the run, if they are still there, or digits of the installation, if it has them."""
     try:
-        if run is not None and run.data_root is not None:
+        if run is not None and (run.data_root is not None or run.checkpoint is None):
             return open_with_progress(run_data(run, None, "skip"), Console(stderr=True)).test
     except DataError:
         pass

@@ -9,21 +9,20 @@ from rich.console import Console
 
 from revit.cli.parser import Parser, UsageError
 from revit.cli.report import print_scores, report_scores
-from revit.cli.runs import LoadedRun, load_run, newest_run, run_data
+from revit.cli.runs import TRAINED, LoadedRun, default_folder, find_trained, load_run, newest_run, run_data
 from revit.cli.scanning import open_with_progress, report_skipped
 from revit.data import Dataset
 from revit.data.loader import EvalLoader, Reading
 from revit.evaluation.tasks import task_of
 
 ABOUT = """Accuracy, precision and recall of each class, confusion matrix and calibration of a run; of masks the mean IoU and
-the accuracy of pixels. Writes scores.json, confusion_matrix.png and calibration.png to RUN/eval_SPLIT, or to --out."""
+the accuracy of pixels. Writes scores.json, confusion_matrix.png and calibration.png to RUN/eval_SPLIT (eval_SPLIT/NAME
+for weights), or to --out."""
 
 
 def run(words: list[str]) -> int:
     parser = Parser("eval", "[RUN] [--split test|val|train] [--data-root DIR] [--out DIR]", ABOUT)
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", type=str, help="run or checkpoint folder (default: the newest in runs/)"
-    )
+    parser.add_argument("run", metavar="RUN", nargs="?", type=str, help=f"{TRAINED} (default: the newest in runs/)")
     parser.add_argument("--split", default="test", choices=["test", "val", "train"], help="which images")
     parser.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which weights")
     parser.add_argument("--data-root", metavar="DIR", type=str, help="folder with the data, if it is not where it was")
@@ -34,7 +33,7 @@ def run(words: list[str]) -> int:
     if options.batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, got {options.batch_size}")
     console = Console()
-    loaded = load_run(Path(options.run) if options.run else newest_run(), options.checkpoint)
+    loaded = load_run(find_trained(options.run) if options.run else newest_run(), options.checkpoint)
     data = run_data(loaded, options.data_root, options.on_bad)
     dataset = open_with_progress(data, console)
     _check(loaded, dataset)
@@ -48,7 +47,7 @@ def run(words: list[str]) -> int:
     )
     outputs = task_of(loaded.spec).collect(model, loader, device, next(model.parameters()).dtype)
     report_skipped(console, outputs.bad)
-    folder = Path(options.out) if options.out else loaded.path / f"eval_{options.split}"
+    folder = Path(options.out) if options.out else default_folder(loaded, f"eval_{options.split}")
     folder.mkdir(parents=True, exist_ok=True)
     scores = report_scores(outputs, loaded, options.split, folder, "scores")
     console.print(f"{loaded.path} on {dataset.spec.name} ({dataset.spec.source})", highlight=False, soft_wrap=True)

@@ -65,7 +65,7 @@ def run(words: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("export", USAGE, ABOUT)
-    parser.add_argument("subject", metavar="RUN|MODEL", type=str, help="run folder, model or package.module:factory")
+    parser.add_argument("subject", metavar="RUN|MODEL", type=str, help="run, weights, model or package.module:factory")
     parser.add_argument(
         "--out", metavar="FILE", type=str, required=True, help="file to write, .onnx or .pt2, or a folder for weights"
     )

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from revit.cli.parser import Parser, UsageError
-from revit.cli.runs import load_run, newest_run
+from revit.cli.runs import TRAINED, find_trained, load_run, newest_run
 from revit.evaluation import find_images, write_predictions
 from revit.evaluation.predict_masks import write_masks
 
@@ -24,7 +24,7 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "images", metavar="IMAGES", nargs="+", type=str, help="files, folders (searched), or patterns as 'scans/**/*.png'"
     )
-    parser.add_argument("--run", metavar="RUN", type=str, help="run or checkpoint folder (default: the newest in runs/)")
+    parser.add_argument("--run", metavar="RUN", type=str, help=f"{TRAINED} (default: the newest in runs/)")
     parser.add_argument("--out", metavar="FILE.csv", type=str, required=True, help="the table to write")
     parser.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which weights")
     parser.add_argument("--agreement", action="store_true", help="add the share of the group's turns and mirrors that agree")
@@ -38,7 +38,7 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
     if options.batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, got {options.batch_size}")
-    loaded = load_run(Path(options.run) if options.run else newest_run(), options.checkpoint)
+    loaded = load_run(find_trained(options.run) if options.run else newest_run(), options.checkpoint)
     paths = find_images(options.images)
     model = loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     shared: dict[str, Any] = {

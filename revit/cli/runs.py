@@ -1,4 +1,4 @@
-"""Models from options, and from run folders."""
+"""Models from options, from run folders, and from folders of weights."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from typing import Any
 
 from torch import nn
 
-from revit.data import DataOptions, DataSpec
-from revit.models import create_model
+from revit.data import DataError, DataOptions, DataSpec
+from revit.models import create_model, from_pretrained
+from revit.models.model_config import has_config, shipped
 from revit.training.checkpoint import MANIFEST, Checkpoint, CheckpointError, read_checkpoint
 from revit.training.recipe import ModelOptions, Recipe, RecipeError, read_recipe
 from revit.training.run_folder import RunError
+
+TRAINED = "folder of a run, checkpoint or weights, or a model whose weights come with the package"
 
 
 @dataclass(frozen=True)
 class LoadedRun:
     """A trained model and what it was trained on."""
 
-    path: Path  # the run folder, or the checkpoint if only that is there
+    path: Path  # the run folder, or the checkpoint or the weights if only that is there
     model: nn.Module
     spec: DataSpec
     group: str
-    recipe: dict[str, Any]
+    recipe: dict[str, Any]  # of weights only which model and which data
     data_root: str | None  # where its data was, if the run folder knows
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None  # none if it came as weights
 
 
 def build_model(options: ModelOptions, spec: DataSpec) -> nn.Module:
@@ -48,8 +51,21 @@ def checkpoint_config(recipe: Recipe, spec: DataSpec) -> dict[str, Any]:
     return {"recipe": values, "data": spec.to_dict()}
 
 
+def find_trained(text: str) -> Path:
+    """The folder that a text names: a path, or a model whose weights come with the package."""
+    path = Path(text).expanduser()
+    return path if path.exists() else shipped().get(text, path)
+
+
+def is_weights(path: Path) -> bool:
+    """Whether a folder is one of `save_pretrained`, and neither a run nor a checkpoint."""
+    return has_config(path) and not (path / MANIFEST).exists() and not (path / "checkpoints").exists()
+
+
 def load_run(path: Path, which: str = "best") -> LoadedRun:
-    """The model of a run folder, or of one checkpoint folder of it, with its weights."""
+    """The model of a run folder, of one checkpoint folder of it, or of a folder of weights that says what its images are."""
+    if is_weights(path):
+        return _load_weights(path, which)
     folder = path if (path / MANIFEST).is_file() else path / "checkpoints" / which
     if not folder.is_dir():
         there = [entry.name for entry in (path / "checkpoints").glob("[!.]*")] if path.is_dir() else []
@@ -71,6 +87,30 @@ def load_run(path: Path, which: str = "best") -> LoadedRun:
     config = path / "config.yaml"
     root = read_recipe(config)["data"].get("root") if config.is_file() else None
     return LoadedRun(path, model.eval(), spec, options.group, recipe, root, checkpoint)
+
+
+def _load_weights(path: Path, which: str) -> LoadedRun:
+    if which != "best":
+        raise RunError(f"{path}: weights have no checkpoint {which!r}; leave --checkpoint out")
+    model: Any = from_pretrained(path)
+    facts = {"name": "folder", "source": "unknown data", "centre": 1.0} | (model.config.data or {})
+    missing = [key for key in ("classes", "mean", "std", "size") if key not in facts]
+    if missing:
+        raise RunError(
+            f"{path}: its config.json does not say the {missing[0]} of its images; save it with data=, or name a run"
+        )
+    try:
+        spec = DataSpec.from_dict({**facts, "channels": model.in_chans, "task": getattr(model, "task", "classification")})
+    except (DataError, ValueError) as error:
+        raise RunError(f"{path}: its config.json: {error}") from error
+    group = model.config.options["group"]
+    recipe = {"model": {"name": model.config.model, "group": group}, "data": {"name": spec.name}}
+    return LoadedRun(path, model, spec, group, recipe, None, None)
+
+
+def default_folder(run: LoadedRun, name: str) -> Path:
+    """Where results go if nobody says: into the run, but not into a folder of weights, which is kept as it is."""
+    return run.path / name if run.checkpoint is not None else Path(name) / run.path.resolve().name
 
 
 def newest_run(below: Path = Path("runs")) -> Path:

@@ -1,4 +1,4 @@
-"""What can be audited: a run, an ONNX or TorchScript file, a function of yours that builds a model, or a model by its name."""
+"""What can be audited: a run, weights, an ONNX or TorchScript file, a function of yours that builds a model, or its name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from typing import Any
 from torch import nn
 
 from revit.cli.model_files import OnnxModel, ScriptModel
-from revit.cli.runs import LoadedRun, load_run
+from revit.cli.runs import LoadedRun, find_trained, is_weights, load_run
 from revit.data.image_files import printable
 from revit.data.spec import DataSpec
 from revit.groups import Group
-from revit.models import create_model, list_models
+from revit.models import create_model, from_pretrained, list_models
+from revit.models.model_config import read_config, shipped
 from revit.training.checkpoint import MANIFEST
 from revit.training.recipe import ModelOptions
 
 SCRIPT_SUFFIXES = (".pt", ".pth", ".ts", ".jit", ".torchscript")
-KINDS = "a run folder, an .onnx or TorchScript (.pt) file, package.module:factory or the name of a model"
+KINDS = "a run or weights folder, an .onnx or TorchScript (.pt) file, package.module:factory or the name of a model"
 
 
 class SubjectError(ValueError):
@@ -43,15 +44,16 @@ class Subject:
 def open_subject(
     text: str, options: ModelOptions | None = None, *, in_chans: int, num_classes: int, checkpoint: str = "best"
 ) -> Subject:
-    """The model that a text stands for. The first that fits: a run or checkpoint folder, a file, `package.module:factory`, the
-    name of a registered model. The last one is built with the options, or its own defaults, for so many channels and classes.
+    """The model that a text stands for. The first that fits: a folder of a run, checkpoint or weights, a file,
+    `package.module:factory`, the name of a registered model, of weights in the package. A registered model has random weights,
+    and is built with the options, or its own defaults, for so many channels and classes.
 
     A factory and a TorchScript file are code, and are run: name only those that you trust. Pickles are not loaded.
     """
     path = Path(text).expanduser()
     suffix = path.suffix.lower()
-    if _is_run(path) or (path.is_dir() and text not in list_models()):
-        return _run(path, checkpoint)
+    if is_trained(text):
+        return _trained(find_trained(text), checkpoint)
     if suffix == ".onnx":
         return _file(path, OnnxModel(path))
     if suffix in SCRIPT_SUFFIXES:
@@ -69,13 +71,22 @@ def open_subject(
     raise SubjectError(f"{printable(text)}: {_nearest(text)}")
 
 
-def _is_run(path: Path) -> bool:
-    return (path / MANIFEST).is_file() or (path / "checkpoints").is_dir()
+def is_trained(text: str) -> bool:
+    """Whether a text names a folder with weights, or weights in the package. A model hides an ordinary folder of its name."""
+    path = find_trained(text)
+    if text in list_models():
+        return (path / MANIFEST).is_file() or (path / "checkpoints").is_dir() or is_weights(path)
+    return path.is_dir()
 
 
-def _run(path: Path, checkpoint: str) -> Subject:
+def _trained(path: Path, checkpoint: str) -> Subject:
+    label = printable(path.name if path in shipped().values() else path)
+    if is_weights(path) and read_config(path).data is None:
+        model = from_pretrained(path)
+        return Subject(label, model, _group_of(model), None, None)
     run = load_run(path, checkpoint)
-    label = printable(path if checkpoint == "best" else run.checkpoint.path)
+    if checkpoint != "best" and run.checkpoint is not None:
+        label = printable(run.checkpoint.path)
     return Subject(label, run.model, _known_group(run.group), run.spec, run)
 
 

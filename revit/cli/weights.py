@@ -21,6 +21,8 @@ def export_weights(run: Path, folder: Path, console: Console) -> None:
     if not run.is_dir():
         raise UsageError(f"{run}: weights are those of a run folder; train one with `revit train`")
     loaded = load_run(run)
+    if loaded.checkpoint is None:
+        raise UsageError(f"{run}: already a folder of weights; load it with revit.from_pretrained")
     save_pretrained(loaded.model, folder, data=loaded.spec.to_dict(), results=run_results(run))
     size = sum(file.stat().st_size for file in folder.iterdir())
     console.print(

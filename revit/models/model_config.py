@@ -42,6 +42,11 @@ def shipped_folder(name: str) -> Path:
     return shipped()[name]
 
 
+def has_config(folder: Path) -> bool:
+    """Whether a folder says of which model its weights are, as those of `save_pretrained` and of checkpoints do."""
+    return (folder / CONFIG).is_file()
+
+
 def read_config(folder: Path) -> ModelConfig:
     """The config of a folder, checked: a registered model, plain options, and facts that fit them."""
     path = folder / CONFIG

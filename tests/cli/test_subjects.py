@@ -88,7 +88,7 @@ def test_registered_models():
 
 def test_names_that_stand_for_nothing(run):
     assert refused("revit_tinny").startswith("revit_tinny: no folder, file or model of this name; did you mean revit_tiny")
-    kinds = "give a run folder, an .onnx or TorchScript (.pt) file, package.module:factory or the name of a model"
+    kinds = "give a run or weights folder, an .onnx or TorchScript (.pt) file, package.module:factory or the name of a model"
     assert refused("xyz") == f"xyz: no folder, file or model of this name; {kinds}; `revit models` lists all models"
     assert refused("runs/two") == f"runs/two: no such file or folder; {kinds}"
     assert refused("a\nb").startswith(r"a\nb: no folder, file or model")
