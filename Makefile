@@ -99,6 +99,7 @@ bench: $(BENCH_VENV)/installed $(VENV)/installed
 	$(VENV)/bin/python benchmarks/small_models.py
 	$(VENV)/bin/python benchmarks/relative_attention.py
 	$(VENV)/bin/python benchmarks/deployment.py
+	$(VENV)/bin/python benchmarks/bit_exact.py
 	$(BENCH_VENV)/bin/python benchmarks/run.py
 
 clean:

@@ -2,7 +2,7 @@
 
 from revit import nn
 from revit.actions import act_on_features, act_on_plane
-from revit.deployment import deploy
+from revit.deployment import bit_exact, deploy
 from revit.equivariance import assert_equivariant, equivariance_error, prediction_consistency
 from revit.exactness import EquivarianceError
 from revit.groups import Group
@@ -17,6 +17,7 @@ __all__ = [
     "act_on_features",
     "act_on_plane",
     "assert_equivariant",
+    "bit_exact",
     "create_model",
     "deploy",
     "equivariance_error",

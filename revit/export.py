@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from revit.deployment import deploy
+from revit.deployment.canonical import BitExact
 from revit.evaluation.inference import evaluating
 from revit.int8 import quantise_weights
 
@@ -81,6 +82,8 @@ def export_model(
         raise ExportError(f"unknown format {format!r}; choose {', '.join(FORMATS)}")
     if int8 and format != "onnx":
         raise ExportError(f"weights of 8 bits are for ONNX, got {format}; choose onnx, or leave int8 out")
+    if isinstance(model, BitExact):
+        raise ExportError("a file has no bit-exact mode, which needs this library; export the model that it was made from")
     if images.ndim != 4 or len(images) < 2:
         raise ExportError(f"expected at least two images [B, C, H, W], got shape {list(images.shape)}")
     for name in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():

@@ -19,7 +19,7 @@ ALLOWED = {
     "actions": {"groups", "filters"},
     "equivariance": {"groups", "actions"},
     "nn": {"groups", "exactness", "filters", "actions"},
-    "deployment": {"groups", "exactness", "nn"},
+    "deployment": {"groups", "exactness", "actions", "nn"},
     "models": {"groups", "exactness", "nn", "deployment", "weight_files"},
     "data": set(),
     "evaluation": {"groups", "actions", "equivariance", "data"},

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from revit.cli.parser import Parser, UsageError
 from revit.cli.report import print_scores, report_scores
-from revit.cli.runs import TRAINED, LoadedRun, default_folder, find_trained, load_run, newest_run, run_data
+from revit.cli.runs import TRAINED, LoadedRun, bit_exact_model, default_folder, find_trained, load_run, newest_run, run_data
 from revit.cli.scanning import open_with_progress, report_skipped
 from revit.data import Dataset
 from revit.data.loader import EvalLoader, Reading
@@ -27,6 +27,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which weights")
     parser.add_argument("--data-root", metavar="DIR", type=str, help="folder with the data, if it is not where it was")
     parser.add_argument("--on-bad", metavar="stop|skip", type=str, help="images that cannot be read: stop, or skip and report")
+    parser.add_argument("--bit-exact", action="store_true", help="the same answers for turned images, to the last bit")
     parser.add_argument("--batch-size", metavar="N", type=int, default=128, help="images at a time")
     parser.add_argument("--out", metavar="DIR", type=str, help="folder for the results")
     options = parser.parse_args(words)
@@ -38,7 +39,7 @@ def run(words: list[str]) -> int:
     dataset = open_with_progress(data, console)
     _check(loaded, dataset)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = loaded.model.to(device)
+    model = (bit_exact_model(loaded) if options.bit_exact else loaded.model).to(device)
     loader = EvalLoader(
         dataset.split(options.split),
         loaded.spec,

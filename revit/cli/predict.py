@@ -10,13 +10,14 @@ import torch
 from rich.console import Console
 
 from revit.cli.parser import Parser, UsageError
-from revit.cli.runs import TRAINED, find_trained, load_run, newest_run
+from revit.cli.runs import TRAINED, bit_exact_model, find_trained, load_run, newest_run
 from revit.evaluation import find_images, write_predictions
 from revit.evaluation.predict_masks import write_masks
 
 ABOUT = """Predicts images, folders of images or glob patterns and writes a CSV file: path, label, confidence and a probability
 for each class. Memory does not grow with the number of images. A run that was trained on masks writes a mask for each image, a
-PNG file of class indices in the size of the image, into a folder beside the table (FILE_masks), and the table says which."""
+PNG file of class indices in the size of the image, into a folder beside the table (FILE_masks), and the table says which. With
+--bit-exact each image is predicted by itself, and its turns and mirrors give the same numbers, to the last of nine digits."""
 
 
 def run(words: list[str]) -> int:
@@ -34,13 +35,15 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "--on-bad", default="stop", choices=["stop", "skip"], help="images that cannot be read: stop, or skip and list"
     )
+    parser.add_argument("--bit-exact", action="store_true", help="the same answers for turned images, to the last bit")
     parser.add_argument("--batch-size", metavar="N", type=int, default=32, help="images at a time")
     options = parser.parse_args(words)
     if options.batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, got {options.batch_size}")
     loaded = load_run(find_trained(options.run) if options.run else newest_run(), options.checkpoint)
     paths = find_images(options.images)
-    model = loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    asked = bit_exact_model(loaded) if options.bit_exact else loaded.model
+    model = asked.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     shared: dict[str, Any] = {
         "agreement": loaded.group if options.agreement else None,
         "on_bad": options.on_bad,
@@ -52,7 +55,8 @@ def run(words: list[str]) -> int:
         written = write_masks(model, loaded.spec, paths, Path(options.out), **shared)
     else:
         embeddings = Path(options.embeddings) if options.embeddings else None
-        written = write_predictions(model, loaded.spec, paths, Path(options.out), embeddings=embeddings, **shared)
+        shared |= {"embeddings": embeddings, "digits": 9 if options.bit_exact else 6}
+        written = write_predictions(model, loaded.spec, paths, Path(options.out), **shared)
     console = Console(file=sys.stderr)
     console.print(f"{written.rows:,} images by {loaded.path} -> {options.out}", highlight=False, soft_wrap=True)
     if written.skipped:

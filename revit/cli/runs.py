@@ -89,6 +89,12 @@ def load_run(path: Path, which: str = "best") -> LoadedRun:
     return LoadedRun(path, model.eval(), spec, options.group, recipe, root, checkpoint)
 
 
+def bit_exact_model(run: LoadedRun) -> nn.Module:
+    """Its model in bit-exact mode, one image at a time: an answer then depends on nothing but its image."""
+    model: Any = run.model
+    return model.bit_exact(one_by_one=True)
+
+
 def _load_weights(path: Path, which: str) -> LoadedRun:
     if which != "best":
         raise RunError(f"{path}: weights have no checkpoint {which!r}; leave --checkpoint out")

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from revit.deployment.canonical import BitExact
 from revit.deployment.choice import fix_algorithms
 from revit.deployment.folding import affine_of, fold
 from revit.deployment.layers import (
@@ -33,7 +34,7 @@ from revit.nn.filter_bank import TurnedFilters
 from revit.nn.normalization import FieldLayerNorm
 from revit.nn.relative_attention import RelativeSelfAttention
 
-__all__ = ["deploy"]
+__all__ = ["bit_exact", "deploy"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -62,6 +63,26 @@ def deploy(model: Model, image_size: int | tuple[int, int] | None = None) -> Mod
         parameter.requires_grad_(False)
         parameter.grad = None
     return plain.eval()
+
+
+def bit_exact(model: nn.Module, *, one_by_one: bool = False) -> BitExact:
+    """A deployed copy of a model that gives every turn and mirror of an image the same answer, to the last bit.
+
+    For p4, p4m and their subgroups these are all elements of the group, for others (p8, p12m, ...) those that move pixels onto
+    pixels. Maps turn with the image, as exactly. The outputs are those of the model up to rounding, at the cost of one pass and
+    a few comparisons. With `one_by_one` images go through the model singly, and an answer does not depend on its batch. Same
+    bits need the same machine, torch and number of threads. The copy is for inference: save the model, and make it anew.
+
+    >>> import torch
+    >>> from revit import create_model
+    >>> exact = bit_exact(create_model("revit_tiny", group="p4m", in_chans=1))
+    >>> x = torch.randn(2, 1, 28, 28)
+    >>> torch.equal(exact(torch.rot90(x, 1, (2, 3))), exact(x))
+    True
+    """
+    if isinstance(model, BitExact):
+        model = model.model
+    return BitExact(deploy(model), one_by_one=one_by_one)
 
 
 def algorithm_of(layer: GroupConv | GroupLinear) -> str:

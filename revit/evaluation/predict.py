@@ -84,12 +84,14 @@ def write_predictions(
     on_bad: str = "stop",
     batch_size: int = 32,
     workers: int = 2,
+    digits: int = 6,
 ) -> Written:
     """Writes a CSV table, a row per file: path, label, confidence, `prob_<class>` for each class, and agreement if asked for.
 
     The table grows as `<out>.partial` and takes its name when it is complete; an older one is kept until then. `embeddings`
     names a .npy file [N, C] whose rows are those of the table. With `on_bad="skip"` files that cannot be read are listed with
-    the reason in `<out>.skipped.csv`; with "stop" the first one raises `BadImage`.
+    the reason in `<out>.skipped.csv`; with "stop" the first one raises `BadImage`. Numbers have so many `digits`: nine tell all
+    float32 numbers apart.
     """
     if on_bad not in ("stop", "skip"):
         raise DataError(f"on_bad must be stop or skip, got {on_bad!r}")
@@ -108,7 +110,7 @@ def write_predictions(
             on_bad=skip if on_bad == "skip" else None, batch_size=batch_size, workers=workers,
         )  # fmt: skip
         for batch in batches:
-            for row in _table_rows(batch, spec):
+            for row in _table_rows(batch, spec, digits):
                 add_row(row)
             if add_embeddings is not None and batch.embeddings is not None:
                 add_embeddings(batch.embeddings)
@@ -234,10 +236,10 @@ def check_answers(logits: Tensor, shape: tuple[int, ...], spec: DataSpec, names:
         raise ValueError(f"{printable(names[broken[0]])}: the model returns NaN or infinity; are its weights whole?")
 
 
-def _table_rows(batch: Predictions, spec: DataSpec) -> Iterator[list[str]]:
+def _table_rows(batch: Predictions, spec: DataSpec, digits: int) -> Iterator[list[str]]:
     confidence, label = batch.probabilities.max(1)
     for i, path in enumerate(batch.paths):
         numbers = [confidence[i].item(), *batch.probabilities[i].tolist()]
         if batch.agreement is not None:
             numbers.append(batch.agreement[i].item())
-        yield [str(path), spec.classes[int(label[i])], *(f"{number:.6g}" for number in numbers)]
+        yield [str(path), spec.classes[int(label[i])], *(f"{number:.{digits}g}" for number in numbers)]

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from revit.deployment import bit_exact
+from revit.deployment.canonical import BitExact
 from revit.groups import Group
 from revit.models.card import model_card
 from revit.models.hub import download, upload
@@ -52,7 +54,7 @@ SPARE_NUMBERS, SPARE_TENSORS = 1_000_000, 100
 
 
 class Pretrained:
-    """What a model made by `create_model` can do with its weights. `config` says what it was built from."""
+    """What every model made by `create_model` can do. `config` says what it was built from."""
 
     config: ModelConfig | None = None
 
@@ -80,6 +82,10 @@ class Pretrained:
     ) -> str:
         """Uploads what `save_pretrained` writes to a repository of the Hugging Face hub. Returns its address."""
         return upload(repo_id, _contents(self, data, results), private=private)
+
+    def bit_exact(self: Any, *, one_by_one: bool = False) -> BitExact:
+        """A deployed copy whose answers stay the same under turns and mirrors, to the last bit; see `revit.bit_exact`."""
+        return bit_exact(self, one_by_one=one_by_one)
 
 
 def save_pretrained(

@@ -44,13 +44,13 @@ class Canonical(nn.Module):
                 out = out[:, :, 0]
             outputs.append(act_on_plane(out, self.group, element) if out.ndim == 4 else out)
         stacked = torch.stack(outputs, dim=2 if outputs[0].ndim == 4 else 0)
-        return stacked if stacked.ndim == 5 else _ordered_mean(stacked)
+        return stacked if stacked.ndim == 5 else ordered_mean(stacked)
 
     def extra_repr(self) -> str:
         return str(self.group)
 
 
-def _ordered_mean(x: Tensor) -> Tensor:
+def ordered_mean(x: Tensor) -> Tensor:
     """Mean over the first axis whose rounding does not depend on the order of its entries: sorted, then added in turn."""
     ordered = x.sort(dim=0).values
     total = ordered[0]

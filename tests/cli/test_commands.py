@@ -93,6 +93,26 @@ def test_predict_agrees_with_the_model(run, tmp_path):
     assert np.allclose(np.load("e.npy"), features, atol=1e-5)
 
 
+def test_bit_exact_answers_do_not_depend_on_the_turn_nor_the_batch(run, tmp_path, capsys):
+    """Turned files in other batches: the same digits, all nine of them."""
+    images = toy_files(tmp_path / "new").images
+    (tmp_path / "turned").mkdir()
+    for i, image in enumerate(images):
+        Image.fromarray(np.rot90(image[0], i % 4)).save(tmp_path / "turned" / f"{i:03}.png")
+    tables = []
+    for name, size in (("new", "5"), ("turned", "7")):
+        words = ["predict", str(tmp_path / name), "--run", str(run), "--out", "p.csv", "--batch-size", size]
+        assert main([*words, "--bit-exact", "--embeddings", f"{name}.npy"]) == 0
+        tables.append([{**row, "path": Path(row["path"]).name} for row in read_table("p.csv")])
+    assert tables[0] == tables[1] and any(len(row["prob_dark"]) >= 10 for row in tables[0])
+    assert np.array_equal(np.load("new.npy"), np.load("turned.npy"))
+    for words in ([], ["--bit-exact"]):
+        assert main(["eval", str(run), *words]) == 0
+    printed = capsys.readouterr().out
+    half = len(printed) // 2
+    assert printed[:half] == printed[half:]
+
+
 def test_predict_takes_files_and_patterns(run, tmp_path):
     toy_files(tmp_path / "new")
     for images, count in (
