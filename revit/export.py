@@ -124,13 +124,23 @@ def _trace(plain: nn.Module, images: Tensor, any_size: bool) -> ExportedProgram:
 
 def _translate(program: ExportedProgram, format: str) -> bytes:
     if format == "torch-export":
+        _forget_source(program)
         buffer = io.BytesIO()
-        torch.export.save(program, buffer)
+        with _silence():
+            torch.export.save(program, buffer)
         return buffer.getvalue()
     with _silence():
         made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=["images"], output_names=["logits"])
     assert made is not None
     return _slim(made.model_proto).SerializeToString()
+
+
+def _forget_source(program: ExportedProgram) -> None:
+    """Removes the lines of code that each operation came from, which name folders of this machine, and the traced images."""
+    for node in program.graph.nodes:
+        for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
+            node.meta.pop(key, None)
+    program.example_inputs = None
 
 
 def _slim(model: Any) -> Any:
