@@ -34,3 +34,18 @@ def turned_upright(array, orientation):
     image = Image.fromarray(array)
     image.getexif()[0x0112] = orientation
     return np.asarray(ImageOps.exif_transpose(image))
+
+
+def images_left(path, random, times):
+    """How many of so many copies, in which three of the first 300 bytes are changed, are images; others are `BadImage`."""
+    data, images = np.fromfile(path, dtype=np.uint8), 0
+    for _ in range(times):
+        broken = data.copy()
+        broken[random.integers(0, min(len(data), 300), 3)] = random.integers(0, 256, 3)
+        broken.tofile(path.with_name("broken"))
+        try:
+            assert read_image(path.with_name("broken")).ndim == 3
+            images += 1
+        except BadImage:
+            continue
+    return images

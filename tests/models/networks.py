@@ -4,6 +4,7 @@ import re
 import warnings
 
 import torch
+import torch.nn.functional as F
 
 from revit.actions import act_on_features, act_on_plane
 
@@ -54,3 +55,13 @@ def errors_of_inexact(make, group, side):
         errors = relative_errors(model, x, group, [1])
     pattern = rf"not {group} equivariant at (?:height|width) (\d+)"
     return errors, [re.search(pattern, str(warning.message))[1] for warning in caught]
+
+
+def assert_shapes_and_gradients(model, size):
+    """Features, invariant features and logits of three classes have their shapes; a loss reaches every parameter."""
+    x = torch.randn(3, model.in_chans, *size)
+    features = model.forward_features(x)
+    assert features.shape[:3] == (3, model.num_features, model.group.order) and model.num_classes == 3
+    assert model.forward_head(features, pre_logits=True).shape == (3, model.num_features)
+    F.cross_entropy(model(x), torch.tensor([0, 1, 2])).backward()
+    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]

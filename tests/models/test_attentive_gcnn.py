@@ -5,14 +5,13 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from revit.evaluation.complexity import count_macs, measured_macs
 from revit.models import GCNN, create_model
 from revit.models.attentive_gcnn import PCAM_SPATIAL
 from revit.models.budget import match_parameters
 from revit.nn.attentive import AttentiveConv, FeatureAttentiveConv
-from tests.models.networks import assert_exact, count, relative_errors, warmed
+from tests.models.networks import assert_exact, assert_shapes_and_gradients, count, relative_errors, warmed
 
 ALPHA, ALPHA_F = "attentive_gcnn_rotmnist", "attentive_gcnn_pcam"
 NAMES = [ALPHA, ALPHA_F]
@@ -82,12 +81,7 @@ def test_every_convolution_attends():
 @pytest.mark.parametrize("name", NAMES)
 def test_shapes_and_gradients(name, group, norm):
     model = narrow(name, group, norm=norm, dims=4).eval()
-    x = torch.randn(3, 2, *((65, 65) if name == ALPHA_F else (27, 27)))
-    features = model.forward_features(x)
-    assert features.shape[:3] == (3, model.num_features, model.group.order) and model.num_classes == 3
-    assert model.forward_head(features, pre_logits=True).shape == (3, model.num_features)
-    F.cross_entropy(model(x), torch.tensor([0, 1, 2])).backward()
-    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert_shapes_and_gradients(model, (65, 65) if name == ALPHA_F else (27, 27))
 
 
 @pytest.mark.parametrize(

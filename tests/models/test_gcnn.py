@@ -12,7 +12,7 @@ from revit.exactness import EquivarianceError
 from revit.groups import Group
 from revit.models import GCNN, create_model
 from revit.models.gcnn import HalvingConv, HalvingPool
-from tests.models.networks import assert_exact, count, errors_of_inexact, relative_errors, warmed
+from tests.models.networks import assert_exact, assert_shapes_and_gradients, count, errors_of_inexact, relative_errors, warmed
 
 NAMES = ["gcnn_rotmnist", "gcnn_cifar", "gcnn_pcam"]
 SIZES = {"gcnn_rotmnist": (28, 32, 96), "gcnn_cifar": (28, 32, 96), "gcnn_pcam": (96,)}
@@ -80,12 +80,7 @@ def test_p8_is_exact_for_quarter_turns(name):
 @pytest.mark.parametrize("name", [*NAMES, "gcnn_cifar_paper"])
 def test_shapes_and_gradients(name, group, norm):
     model = narrow(name, group, norm=norm, dims=4).eval()  # in training a batch norm takes the gradient of the bias before it
-    x = torch.randn(3, 2, *((65, 65) if name == "gcnn_pcam" else (29, 29)))
-    features = model.forward_features(x)
-    assert features.shape[:3] == (3, model.num_features, model.group.order) and model.num_classes == 3
-    assert model.forward_head(features, pre_logits=True).shape == (3, model.num_features)
-    F.cross_entropy(model(x), torch.tensor([0, 1, 2])).backward()
-    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert_shapes_and_gradients(model, (65, 65) if name == "gcnn_pcam" else (29, 29))
 
 
 @pytest.mark.parametrize(
