@@ -10,7 +10,7 @@ import copy
 import math
 import signal
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ from revit.training.progress import Progress, Watcher
 from revit.training.recipe import TrainOptions
 from revit.training.run_folder import RunError, RunFolder
 from revit.training.schedule import learning_rate, momentum
-from revit.training.sharding import load_whole, shard, whole, whole_tensors
+from revit.training.sharding import load_whole, shard, take_first, whole, whole_tensors
 
 RAW = "raw/"  # the weights themselves, where `model.safetensors` holds their average
 
@@ -197,6 +197,8 @@ class Training:
             return Step(0.0, 0, 0, bool(stop), bool(save))
         progress.bad_steps = 0
         self.optimizer.step()
+        if accelerator.num_processes > 1:
+            take_first(self.statistics)  # what is averaged and validated is what is saved
         return Step(loss, correct, int(images_seen), bool(stop), bool(save))
 
     def _leave_out(self, culprits: list[str], parts: list[Batch]) -> None:
@@ -250,7 +252,12 @@ class Training:
         elif self.copy:
             self.copy.load_state_dict(weights)
         self._write("last", tensors)
-        self.folder.write_results(self.progress.history)
+        with suppress(FileNotFoundError):  # it vanishes just now
+            self.folder.write_results(self.progress.history)
+        if self.folder.vanished():
+            self.lost = True
+            self._write("last", tensors)
+            self.folder.write_results(self.progress.history)
         if self.lost:
             raise RunError(
                 f"{self.folder.path}: vanished while the run was using it; made anew with the state of epoch"

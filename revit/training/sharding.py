@@ -1,4 +1,5 @@
-"""Fully sharded training (FSDP): each process keeps its part of the weights, of their gradients and of the optimiser's state.
+"""What processes share. Fully sharded training (FSDP): each keeps its part of the weights, of their gradients and of the
+optimiser's state.
 
 Whatever leaves a step is whole: checkpoints, the averaged weights, and the copy of the model that is evaluated. So a run can go
 on with another number of processes, or without sharding. Functions with "whole" in their names are called by all processes.
@@ -7,7 +8,7 @@ on with another number of processes, or without sharding. Functions with "whole"
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -48,3 +49,13 @@ def load_whole(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """`load_state_dict` of whole tensors, for a model that may be sharded."""
     places = model.state_dict()
     model.load_state_dict({name: shared_like(t, places[name]) if name in places else t for name, t in tensors.items()})
+
+
+def take_first(buffers: list[Tensor]) -> None:
+    """Gives all processes the first one's values, such as statistics of batch norms, of which each saw other images."""
+    for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
+        chosen = [buffer for buffer in buffers if buffer.dtype == dtype]
+        together = torch.cat([buffer.flatten() for buffer in chosen])  # one message for all
+        distributed.broadcast(together, 0)
+        for buffer, values in zip(chosen, together.split([buffer.numel() for buffer in chosen]), strict=True):
+            buffer.copy_(values.view_as(buffer))

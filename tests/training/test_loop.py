@@ -16,6 +16,8 @@ from revit.training.interrupt import Interrupted, StopRequest
 from revit.training.loop import TrainingError
 from revit.training.optimizer import optimizer_tensors
 from revit.training.progress import Progress
+from revit.training.recipe import Recipe
+from revit.training.run_folder import RunError
 from tests.training.runs import KillAt, Killed, make_training, toy
 
 
@@ -300,3 +302,21 @@ def test_validation_chooses_the_latest_epoch_that_it_cannot_tell_from_the_highes
     many = Progress(epoch=5, val_images=50_000, history=accuracies)  # 0.0009
     assert many.best["epoch"] == 2
     assert Progress(epoch=2, val_images=10, history=rows(1.0, 1.0)).best["epoch"] == 2
+
+
+def test_a_folder_that_vanishes_between_the_files_of_a_save(tmp_path, monkeypatch):
+    """The checkpoint is written, then the folder goes, then results.csv has no place: all is saved again where it was."""
+    training = make_training(tmp_path / "run", epochs=1)
+    training.folder.start(Recipe(), resume=False)
+    write, gone = training.folder.write_results, []
+
+    def after_it_went(rows):
+        if rows and not gone:
+            gone.append((tmp_path / "run").rename(tmp_path / "moved"))
+        write(rows)
+
+    monkeypatch.setattr(training.folder, "write_results", after_it_went)
+    with training.folder, pytest.raises(RunError, match="run: vanished while the run was using it"):
+        training.run()
+    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "last").state["epoch"] == 1
+    assert (tmp_path / "run" / "results.csv").exists()
