@@ -1,19 +1,15 @@
 """7. Fuzzing: whatever bytes a parser gets, it ends in a value or in its named error, soon.
 
 The mutations are our own (`tests.faults.mutation`): nothing to compile, the same on every machine, each named by its number.
-Where atheris is installed, `python -m tests.faults.fuzzing NAME [-runs=N]` lets it look for more, guided by coverage.
+`tests.faults.guided` lets atheris, where it is installed, look for more.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import json
 import os
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -217,25 +213,3 @@ def mutations(target: Callable[[Path], Target]) -> Callable[[Path, int, int], Ta
 
     scenario.__doc__ = target.__doc__
     return scenario
-
-
-def main(words: list[str]) -> None:
-    import atheris
-
-    target = globals()[words[1]](Path(tempfile.mkdtemp(prefix="faults-")))
-    corpus = Path(tempfile.mkdtemp(prefix="corpus-"))
-    for number, sample in enumerate(target.samples):
-        (corpus / str(number)).write_bytes(sample)
-
-    def parse(data: bytes) -> None:
-        with contextlib.suppress(target.errors):
-            target.parse(data)
-
-    warnings.simplefilter("ignore")
-    atheris.instrument_all()
-    atheris.Setup([words[0], *words[2:], str(corpus)], parse)
-    atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main(sys.argv)
