@@ -6,7 +6,7 @@ AUDIT_VENV := .venv-audit
 DOCS_VENV := .venv-docs
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo docs test test-slow check faults audit-deps lock bench clean
+.PHONY: help demo docs test test-slow check faults mutants audit-deps lock bench clean
 
 help:
 	@echo "make demo   installs, trains a model on 5,000 rotated digits (minutes), prints its audit, writes figures to demo/"
@@ -14,7 +14,8 @@ help:
 	@echo "make test-slow  exactness of the largest models as well (ten minutes, 16 GB)"
 	@echo "make check  lint and types only"
 	@echo "make docs   the documentation, as pages in site/"
-	@echo "make faults  kills, damaged and hostile files, full disks, broken workers: all counts (half an hour), results/faults.json"
+	@echo "make faults  kills, hostile files, full disks, load, a million mutations: all counts (an hour), results/faults.json"
+	@echo "make mutants  are small changes in the mathematics noticed by the tests? results/mutants.json"
 	@echo "make audit-deps  known vulnerabilities of the installed packages"
 	@echo "make lock  requirements.lock: every package of the tests with its SHA-256"
 	@echo "make bench  speed and memory of our algorithms, and side by side with escnn (compiles it: needs a Fortran compiler)"
@@ -54,13 +55,16 @@ $(DOCS_VENV)/installed: pyproject.toml constraints.txt
 docs: $(DOCS_VENV)/installed
 	rm -rf build/docs site
 	mkdir -p build/docs/pictures
-	cp docs/*.md build/docs
+	cp docs/*.md docs/pages.css build/docs
 	cp docs/pictures/*.png results/figures/*.png build/docs/pictures
 	sed -i 's#(\.\./results/figures/#(pictures/#' build/docs/*.md
 	$(DOCS_VENV)/bin/zensical build --clean --strict
 
 faults: $(VENV)/installed
 	$(VENV)/bin/python -m tests.faults.run --out results/faults.json
+
+mutants: $(VENV)/installed
+	$(VENV)/bin/python -m tests.mutants --out results/mutants.json
 
 # Wheels for the CPU carry a local version (+cpu) that no database knows.
 audit-deps: $(VENV)/installed
