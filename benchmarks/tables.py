@@ -183,6 +183,18 @@ def faults_table(report: dict[str, Any]) -> str:
     return f"{markdown(header, rows)}\n\n{source(report)}, {report['machine']}, seed {report['seed']}"
 
 
+def bit_exact_table(report: dict[str, Any]) -> str:
+    """The cost of identical bits, as times of the deployed model, and how many images have them."""
+    rows = []
+    for row in report["rows"]:
+        cells = [f"{ratio:.2f}x" for way, ratio in row["ratios"].items() if way != "deployed"]
+        same = [f"{count} of {row['batch']}" for way, count in row["identical"].items() if way in ("deployed", "bit-exact")]
+        rows.append([row["model"], f"{row['batch']}", f"{1000 * row['seconds']['deployed']:,.1f} ms", *cells, *same])
+    ways = ["`bit_exact()`", "one by one", "`Canonical`", "same bits, deployed", "same bits, `bit_exact()`"]
+    busy = f"{report['share_of_processors_used_by_others']:.0%} of the processors were busy with other work"
+    return f"{markdown(['model', 'batch', 'deployed', *ways], rows)}\n\n{source(report)}; {busy}"
+
+
 TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "speed": ("README.md", "benchmarks/results/latest.json", speed_table),
     "filters": ("docs/conventions.md", "benchmarks/results/filter_error.json", filter_table),
@@ -196,6 +208,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "faults": ("docs/reliability.md", "results/faults.json", faults_table),
     "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", layouts_table),
     "profile": ("docs/performance.md", "benchmarks/results/profile_step.json", profile_table),
+    "bit_exact": ("docs/deployment.md", "benchmarks/results/bit_exact.json", bit_exact_table),
     "headline": ("README.md", [], lambda _: headline(ROOT / "results")),
 }
 
