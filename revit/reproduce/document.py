@@ -40,9 +40,9 @@ measured peak. Memory measured here is the peak of the process for the whole bat
 G-SA against G-CSA (spatial, full) on z2, p4 and p8: 31, 227 and 866 M products against 146, 427 and 618 M; the memory of a
 training step stands in the table above, that of G-CSA about a half of G-SA's on p4 and a third on p8. So the paper's half of
 the multiply-adds and third of the memory come out for p8 in kind (0.7 and a third), and the products not for z2 and p4, where
-the 1 x 1 projections and 25 neighbours of G-SA are cheap. That is G-SA as computed here; with every score of Eq. 5 formed, as in the public code, it has 30, 419 and 2,457 M
-products, four times those of G-CSA on p8. Its count by parameters is 13.7, 54.1 and 108.0 M, where the paper has 60.16, 232.49
-and 462.29 M: no count that was tried gives those."""
+the 1 x 1 projections and 25 neighbours of G-SA are cheap. That is G-SA as computed here; with every score of Eq. 5 formed, as
+in the public code, it has 30, 419 and 2,457 M products, four times those of G-CSA on p8. Its count by parameters is 13.7, 54.1
+and 108.0 M, where the paper has 60.16, 232.49 and 462.29 M: no count that was tried gives those."""
 
 
 def results_page(folder: Path) -> str:
