@@ -53,6 +53,11 @@ def test_aliases(alias, name):
     assert str(Group.parse(alias)) == name
 
 
+def test_mirrors_are_asked_for():
+    assert Group(4) == Group.parse("p4") and Group(4, reflections=True) == Group.parse("p4m")
+    assert repr(Group(4)) == "Group('p4')"
+
+
 def test_d2_says_which_group_it_is():
     with pytest.warns(UserWarning, match="p2m.*z2m"):
         assert Group.parse("D2") == Group(2, True)
