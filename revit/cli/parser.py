@@ -106,7 +106,7 @@ class Parser(ArgumentParser):
                 raise RecipeError(f"recipe {name}: {option} has no value; write one, or leave the option out")
         try:
             self.parse_object({"recipe": name, **values})
-        except UsageError as error:
+        except (UsageError, OverflowError) as error:  # the latter: hundreds of digits
             raise RecipeError(f"recipe {name}: {error}") from error
         self.set_defaults(flat)
         options = self.parse_args(words)

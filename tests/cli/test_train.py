@@ -143,6 +143,8 @@ def test_wrong_recipes_are_named(fails, tmp_path):
     assert "--train.epochs: expected a whole number, got 'many'" in fails("train", path)
     path.write_text("train: {lr: ~}")
     assert "train.lr has no value; write one, or leave the option out" in fails("train", path)
+    path.write_text(f"train: {{lr: {'9' * 400}}}")
+    assert f"recipe {path}: int too large" in fails("train", path)
     path.write_text("base: nothing")
     assert "unknown recipe 'nothing'" in fails("train", path)
 
