@@ -180,7 +180,9 @@ def faults_table(report: dict[str, Any]) -> str:
         for row in report["rows"]
     ]
     header = ["", "fault", "what is checked", "tried", "survived", "lost"]
-    return f"{markdown(header, rows)}\n\n{source(report)}, {report['machine']}, seed {report['seed']}"
+    commits = dict.fromkeys(row["commit"] for row in report["rows"])  # rows may be measured one by one
+    origin = f"`{report['command']}`, torch {report['versions']['torch']}, {report['date'][:10]}, {report['machine']}"
+    return f"{markdown(header, rows)}\n\n{origin}, seed {report['seed']}, by rows at {', '.join(commits)}"
 
 
 def bit_exact_table(report: dict[str, Any]) -> str:
