@@ -27,6 +27,7 @@ from revit.deployment import deploy
 from revit.deployment.canonical import BitExact
 from revit.evaluation.inference import evaluating
 from revit.int8 import quantise_weights
+from revit.slimming import slim
 
 FORMATS = ("onnx", "torch-export")
 TOLERANCE = 1e-5
@@ -132,7 +133,7 @@ def _translate(program: ExportedProgram, format: str) -> bytes:
     with _silence():
         made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=["images"], output_names=["logits"])
     assert made is not None
-    return _slim(made.model_proto).SerializeToString()
+    return slim(made.model_proto).SerializeToString()
 
 
 def _forget_source(program: ExportedProgram) -> None:
@@ -141,23 +142,6 @@ def _forget_source(program: ExportedProgram) -> None:
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
             node.meta.pop(key, None)
     program.example_inputs = None
-
-
-def _slim(model: Any) -> Any:
-    """Without what only people who debug an exporter read: of small models that is most of the file."""
-    kept = {value.name for value in (*model.graph.input, *model.graph.output, *model.graph.initializer)}
-    short: dict[str, str] = {"": ""}
-    del model.graph.value_info[:], model.graph.metadata_props[:], model.metadata_props[:]
-    for node in model.graph.node:
-        node.name = node.doc_string = ""
-        del node.metadata_props[:]
-        for names in (node.input, node.output):
-            for i, name in enumerate(names):
-                names[i] = name if name in kept else short.setdefault(name, f"v{len(short)}")
-    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
-        del value.metadata_props[:]
-        value.doc_string = ""
-    return model
 
 
 def _load(data: bytes, format: str) -> Run:

@@ -126,6 +126,17 @@ SIZES = {"hier": 56, "pcam": 96, "re_resnet": 64, "vit_small": 32, "cifar": 32}
 OPTIONS = {"vit_small_patch16": {"img_size": 32}}
 
 
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("revit_tiny", "gsa_rotmnist")]
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", *LONG])
+def test_files_are_hardly_larger_than_their_weights(name):
+    """Of trained models: no two norms are equal, so that none are written once for several."""
+    model = randomised(create_model(name, in_chans=1)).eval()
+    exported = export_model(model, images(model, 28, 2), any_size=False)
+    assert len(exported.data) <= LARGEST_FILE * exported.weight_bytes and exported.difference <= 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in list_models() if "base" not in name and "medium" not in name])
 def test_every_registered_model_exports_and_compiles(name):

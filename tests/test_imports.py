@@ -30,8 +30,9 @@ ALLOWED = {
     "cli": {"groups", "conversion", "models", "data", "evaluation", "training", "reproduce", "export"},
     "__main__": {"cli"},
     "int8": set(),
+    "slimming": set(),
     "timm": {"models"},
-    "export": {"deployment", "evaluation", "int8"},
+    "export": {"deployment", "evaluation", "int8", "slimming"},
     "": {"groups", "exactness", "actions", "deployment", "equivariance", "nn", "models"},
 }
 

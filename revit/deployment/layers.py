@@ -206,7 +206,7 @@ class PlainRelativeAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.unsqueeze(2) if self.lifting else x
         parts = self.qkv(x).to(self.encodings.dtype).unflatten(1, (3, self.num_heads, self.mid_channels))
-        q, k, v = parts.unbind(1)  # [B, heads, D, G, H, W] each
+        q, k, v = (parts[:, i] for i in range(3))  # [B, heads, D, G, H, W] each
         attend = attend_unfolded if is_exporting() else attend_local
         with torch.autocast(x.device.type, enabled=False):
             out = attend(q, k, v, self.encodings, self.elements, self.encoding_of, self.patch_size, self.scale)

@@ -32,26 +32,21 @@ from torch.utils.checkpoint import checkpoint
 from revit.groups import Group
 from revit.nn.convolution import Pointwise, check_features, check_fields
 from revit.nn.local_attention import attend_local, multiply_adds
-from revit.nn.neighbourhoods import unfold_neighbours
 
 HIDDEN = 16
 CHUNK = 2**22
 """Scores of global attention that are computed at once, and again in the backward pass."""
 
 
-def attend_relative(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, elements: Tensor, outside: Tensor | None = None
-) -> Tensor:
+def attend_relative(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, elements: Tensor) -> Tensor:
     """The softmax above: q [S, G, P, D], k and v [S, N, G, D], positions [V, P, N, D], elements [G, G, D] -> [S, V, P, D].
 
-    `positions` holds `r(v^-1 o) + c(v^-1 o)` and `elements` holds `e(g^-1 h)`. `outside` [S, N] is True where there is no key.
+    `positions` holds `r(v^-1 o) + c(v^-1 o)` and `elements` holds `e(g^-1 h)`.
     """
     scores = torch.einsum("sgpd,snhd->sgpnh", q, k) + torch.einsum("sgpd,ghd->sgph", q, elements).unsqueeze(3)
     totals = scores.logsumexp(-1)  # [S, g, P, N]
     means = torch.einsum("sgpnh,snhd->snpgd", (scores - totals.unsqueeze(-1)).exp(), v)
     logits = torch.einsum("sgpd,vpnd->svpgn", q, positions) + totals.transpose(1, 2).unsqueeze(1)  # [S, V, P, g, N]
-    if outside is not None:
-        logits = logits.masked_fill(outside[:, None, None, None], -math.inf)
     return torch.einsum("svpgn,snpgd->svpd", logits.softmax(-1), means)
 
 
@@ -85,15 +80,33 @@ def attend_map(
 def attend_unfolded(
     q: Tensor, k: Tensor, v: Tensor, encodings: Tensor, elements: Tensor, encoding_of: Tensor, size: int, scale: float
 ) -> Tensor:
-    """`attend_local` in operations that every exporter knows, at several times its cost."""
-    batch, _, _, _, height, width = q.shape
-    queries = (q * scale).flatten(0, 1).flatten(-2).permute(0, 3, 2, 1).flatten(0, 1).unsqueeze(2)  # [S*HW, G, 1, D]
-    keys, values = (unfold_neighbours(x.flatten(0, 1), size).permute(0, 1, 4, 3, 2).flatten(0, 1) for x in (k, v))
-    there = unfold_neighbours(torch.ones_like(q[:, :, :1, :1]).flatten(0, 1), size)  # [S, HW, 1, 1, size*size]
-    positions = encodings[encoding_of].transpose(0, 1).unsqueeze(1)  # [V, 1, size*size, D]
-    out = attend_relative(queries, keys, values, positions, elements, there.flatten(2).flatten(0, 1) == 0).squeeze(2)
-    out = out.unflatten(0, (-1, height * width)).permute(0, 3, 2, 1)  # [S, D, V, HW]
-    return out.unflatten(-1, (height, width)).unflatten(0, (batch, -1))
+    """`attend_local` in operations that every exporter knows, as few as it takes, at several times its cost.
+
+    Letters of the products: s streams, d entries, g and h elements, x pixels, n offsets, v output elements, u encodings.
+    """
+    batch, _, dim, order, height, width = q.shape
+    queries = (q * scale).reshape(-1, dim, order, height * width)
+    both = torch.cat((k, v), dim=2).flatten(2, 3).flatten(0, 1)  # [S, 2*D*G, H, W]
+    keys, values, there = _unfold(both, size).split((dim * order, dim * order, 1), dim=1)
+    keys, values = (part.unflatten(1, (dim, order)) for part in (keys, values))  # [S, D, G, N, HW]
+    scores = torch.einsum("sdgx,sdhnx->sgxnh", queries, keys) + torch.einsum("sdgx,ghd->sgxh", queries, elements).unsqueeze(3)
+    means = torch.einsum("sgxnh,sdhnx->sdgnx", scores.softmax(-1), values)
+    totals = scores.logsumexp(-1).masked_fill(there.mT == 0, -math.inf)  # [S, G, HW, N]
+    positions = torch.einsum("sdgx,ud->sgxu", queries, encodings).index_select(-1, encoding_of.T.flatten())
+    logits = positions.unflatten(-1, encoding_of.T.shape) + totals.unsqueeze(3)  # [S, G, HW, V, N]
+    out = torch.einsum("sgxvn,sdgnx->sdvx", logits.softmax(-1), means)
+    return out.reshape(batch, -1, dim, out.shape[2], height, width)
+
+
+def _unfold(x: Tensor, size: int) -> Tensor:
+    """[S, C, H, W] -> [S, C + 1, size*size, H*W]: the pixels around each pixel, zero outside the image, and a last map that is
+    one inside. As two convolutions that copy, of columns and of rows: other ways take a dozen operations in a file."""
+    channels, height, width = x.shape[1:]
+    copies, beyond = torch.eye(size, dtype=x.dtype, device=x.device), size // 2
+    x = F.pad(x, (0, 0, 0, 0, 0, 1), value=1.0).reshape(-1, 1, height, width)
+    x = F.conv2d(x, copies.view(size, 1, size, 1), padding=(beyond, 0)).reshape(-1, 1, height, width)
+    x = F.conv2d(x, copies.view(size, 1, 1, size), padding=(0, beyond))
+    return x.reshape(-1, channels + 1, size * size, height * width)
 
 
 class OffsetEncoding(nn.Module):
