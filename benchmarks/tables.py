@@ -166,6 +166,21 @@ def profile_table(report: dict[str, Any]) -> str:
     return f"{markdown(['model', 'step', *kinds], rows)}\n\n{source(report)}"
 
 
+def time_table(report: dict[str, Any]) -> str:
+    """Time to an accuracy, ours and the reference's; the latter may be a lower bound."""
+    least = "" if report["released_reached"] else "more than "
+    epochs = sum(seconds <= report["seconds"] for seconds, _ in report["ours"])
+    rows = [
+        ["`rotmnist_p4_fast`", f"{epochs}", f"{report['seconds']:,.0f} s", ""],
+        [
+            "released recipe, model on escnn", f"{least}{len(report['released'])}",
+            f"{least}{report['reference_seconds']:,.0f} s", f"{least}{report['targets'][0]['value']:.1f}x",
+        ],
+    ]  # fmt: skip
+    header = ["training", "epochs", f"time to {report['goal']:.1%}", "times as long"]
+    return f"{markdown(header, rows)}\n\n{source(report)}"
+
+
 def faults_table(report: dict[str, Any]) -> str:
     """What the fault-injection suite tried, and what came of it."""
     rows = [
@@ -210,6 +225,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "faults": ("docs/reliability.md", "results/faults.json", faults_table),
     "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", layouts_table),
     "profile": ("docs/performance.md", "benchmarks/results/profile_step.json", profile_table),
+    "time": ("docs/performance.md", "benchmarks/results/time_to_accuracy.json", time_table),
     "bit_exact": ("docs/deployment.md", "benchmarks/results/bit_exact.json", bit_exact_table),
     "headline": ("README.md", [], lambda _: headline(ROOT / "results")),
 }
