@@ -5,12 +5,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from revit.actions import act_on_features, act_on_plane
 from revit.equivariance import equivariance_error
 from revit.exactness import EquivarianceError, Sampling
 from revit.groups import Group
 from revit.nn import GroupConv, GroupLinear, LiftingConv
+from revit.nn.convolution import Pointwise
 from revit.nn.filter_bank import orthogonal_fields
 from tests.conftest import EXACT_GROUPS
 
@@ -297,3 +299,44 @@ def test_layers_print_what_they_map():
     text = repr(GroupConv("p8", 4, 8, 5, padding=2, groups=4))
     assert "p8, 4 -> 8 fields" in text and "groups=4" in text and "multiples of 90°" in text and "rbf" in text
     assert "p4, 2 -> 6 fields" in repr(GroupLinear("p4", 2, 6))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (LiftingConv("p4", 2, 3, 3, padding=1), (1, 2, 5, 7)),
+        (GroupConv("p4", 4, 6, 3, padding=1, groups=2, algorithm="dense"), (1, 4, 4, 5, 7)),
+        (GroupLinear("p4m", 3, 5, algorithm="dense"), (1, 3, 8, 5, 7)),
+    ],
+)
+def test_products_are_those_that_torch_counts(layer, shape):
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.randn(shape))
+    assert 2 * layer.multiply_adds(5, 7) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("make", [lambda **o: LiftingConv("p4", 1, 2, 3, **o), lambda **o: GroupConv("p4", 1, 2, 3, **o),
+                                  lambda **o: GroupLinear("p4", 1, 2, **o), lambda **o: Pointwise(1, 2, **o)])  # fmt: skip
+def test_a_layer_has_a_bias_unless_told_otherwise(make):
+    assert make().bias.shape == (2,) and make(bias=False).bias is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_pointwise_is_one_matrix_everywhere(bias, monkeypatch):
+    layer, x = Pointwise(3, 2, bias=bias).double(), torch.randn(2, 3, 4, 5, 6, dtype=torch.float64)
+    expected = torch.einsum("oi,bighw->boghw", layer.weight.flatten(1), x)
+    if bias:
+        torch.nn.init.normal_(layer.bias)
+        expected = expected + layer.bias[:, None, None, None]
+    assert (layer(x) - expected).abs().max() < 1e-12
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert (layer(x) - expected).abs().max() < 1e-12
+
+
+def test_linear_chooses_by_the_positions_of_its_map():
+    layer = GroupLinear("p16", 48, 96).requires_grad_(False)
+    least = layer.algorithm.in_inference
+    assert least > 4
+    for height, width in ((1, least), (least, 1), (1, least - 1), (2, least // 2 + 1), (2, least // 2 - 1)):
+        weights = layer.expand(torch.zeros(1, 48, 16, height, width))
+        assert isinstance(weights, list) is (height * width >= least)
