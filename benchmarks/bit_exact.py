@@ -8,12 +8,11 @@ to the same promise. Each row also counts the images whose answers for all turns
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
-from measure import THREADS, Disturbance, interleave, median_ratio, options_of, origin, write_report
+from measure import THREADS, Disturbance, interleave, median_ratio, options_of, origin, repeated, write_report
 from report import human_seconds, table
 from torch import Tensor, nn
 
@@ -45,15 +44,6 @@ def identical(run: nn.Module, x: Tensor, group: Any) -> int:
     return int(torch.stack(same).all(0).sum())
 
 
-def task(run: nn.Module, x: Tensor, times: int) -> Callable[[], None]:
-    def repeat() -> None:
-        with torch.no_grad():
-            for _ in range(times):
-                run(x)
-
-    return repeat
-
-
 def main() -> None:
     options = options_of(__doc__, "bit_exact.json", rounds=5, threads=THREADS)
     torch.set_num_threads(options.threads)
@@ -65,7 +55,7 @@ def main() -> None:
         runs = ways(model)
         for batch in setting["batches"]:
             x, times = images[:batch], REPEATED if batch == 1 else 1
-            tasks |= {(label, batch, way): task(run, x, times) for way, run in runs.items()}
+            tasks |= {(label, batch, way): repeated(run, x, times) for way, run in runs.items()}
             same = {way: identical(run, x, model.group) for way, run in runs.items() if way in ("deployed", "bit-exact")}
             rows.append({"model": label, "batch": batch, "identical": same})
     seconds = interleave({"|".join(map(str, key)): task for key, task in tasks.items()}, rounds=options.rounds, warmup=1)

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from measure import HERE, THREADS, Disturbance, interleave, median_ratio, origin, write_report
+from measure import HERE, THREADS, Disturbance, interleave, median_ratio, origin, repeated, write_report
 from torch import Tensor, nn
 
 from revit.export import export_model
@@ -108,15 +108,6 @@ def measure(setting: dict[str, Any], rounds: int) -> dict[str, Any]:
                 if f"{label}|{name}|{kind}" in seconds
             }
     return {"size": setting["size"], "models": report}
-
-
-def repeated(run: Callable[[Tensor], Any], x: Tensor, times: int) -> Callable[[], None]:
-    def task() -> None:
-        with torch.no_grad():
-            for _ in range(times):
-                run(x)
-
-    return task
 
 
 def main() -> None:

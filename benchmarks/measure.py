@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from revit.evaluation.memory import Task
 from revit.evaluation.memory import peak_memory as peak_memory
@@ -50,6 +51,17 @@ def interleave(tasks: Mapping[str, Task], *, rounds: int, warmup: int = 2) -> di
             if number >= 0:
                 seconds[name].append(taken)
     return seconds
+
+
+def repeated(run: Callable[[Tensor], object], x: Tensor, times: int) -> Task:
+    """Inference on the same images, so many times."""
+
+    def task() -> None:
+        with torch.no_grad():
+            for _ in range(times):
+                run(x)
+
+    return task
 
 
 def median_ratio(above: list[float], below: list[float]) -> float:
