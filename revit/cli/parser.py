@@ -104,13 +104,25 @@ class Parser(ArgumentParser):
                 raise RecipeError(f"recipe {name}: unknown option {option}; did you mean {near[0]}?")
             if flat[option] is None and self.get_default(option) is not None:
                 raise RecipeError(f"recipe {name}: {option} has no value; write one, or leave the option out")
+            if _is_huge(flat[option]):
+                raise RecipeError(f"recipe {name}: {option} has a number of more than 64 bits; write a smaller one")
         try:
             self.parse_object({"recipe": name, **values})
-        except (UsageError, OverflowError) as error:  # the latter: hundreds of digits
+        except UsageError as error:
             raise RecipeError(f"recipe {name}: {error}") from error
         self.set_defaults(flat)
         options = self.parse_args(words)
+        for option in known:
+            if _is_huge(options.get(option)):
+                raise UsageError(f"--{option}: a number of more than 64 bits; give a smaller one")
         return options, Recipe(**{section: kind(**vars(options[section])) for section, kind in SECTIONS.items()})
+
+
+def _is_huge(value: Any) -> bool:
+    """Whether an option is, or has in it, a whole number that neither torch nor a message can hold: 0xfff... has any length."""
+    if isinstance(value, list):
+        return any(map(_is_huge, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _plain(text: str) -> str:

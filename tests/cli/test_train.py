@@ -144,7 +144,11 @@ def test_wrong_recipes_are_named(fails, tmp_path):
     path.write_text("train: {lr: ~}")
     assert "train.lr has no value; write one, or leave the option out" in fails("train", path)
     path.write_text(f"train: {{lr: {'9' * 400}}}")
-    assert f"recipe {path}: int too large" in fails("train", path)
+    assert f"recipe {path}: train.lr has a number of more than 64 bits" in fails("train", path)
+    for text in (f"train: {{seed: 0x{'9' * 5000}}}", f"model: {{dims: [4, 0x{'9' * 5000}]}}"):
+        path.write_text(text)
+        assert "has a number of more than 64 bits; write a smaller one" in fails("train", path)
+    assert "--train.seed: a number of more than 64 bits" in fails("train", "demo", "--train.seed", "0x" + "9" * 5000)
     path.write_text("base: nothing")
     assert "unknown recipe 'nothing'" in fails("train", path)
 

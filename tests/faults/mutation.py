@@ -1,7 +1,8 @@
 """A mutation engine: samples of a format in, damaged ones out, each a function of the seed.
 
 It has the moves of coverage-guided fuzzers (bits, bytes, blocks, splices, words of the format, extreme numbers) and their
-feedback in a cheap form: a mutant that ends at a place in the code where none ended before becomes a sample itself.
+feedback in a cheap form: a mutant that ends at a place in the code where none ended before becomes a sample itself, unless it
+has grown: long mutants are parsed as well, but their offspring would be longer still, and a thousand times as slow.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def _changed(data: bytes, generator: random.Random, words: Sequence[bytes], samp
 def fuzz(target: Target, count: int, seed: int) -> Tally:
     """So many mutants of the samples: each is parsed, or refused by a named error of one line, in less than two seconds."""
     tally, generator, samples, seen = Tally(), random.Random(seed), list(target.samples), set[tuple[object, ...]]()
+    longest = 2 * max(map(len, target.samples)) + 100
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for sample in target.samples:
@@ -83,7 +85,7 @@ def fuzz(target: Target, count: int, seed: int) -> Tally:
                     place, text = _place(error), str(error)
                     assert "\n" not in text and target.says in text and text, f"says {text[:200]!r}"
                 assert time.process_time() - begin < MAX_SECONDS, f"{time.process_time() - begin:.1f} seconds"
-                if place not in seen:
+                if place not in seen and len(mutant) <= longest:
                     seen.add(place)
                     samples = [*target.samples, *[*samples[len(target.samples) :], mutant][-MAX_SAMPLES:]]
     return tally
