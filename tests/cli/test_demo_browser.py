@@ -52,6 +52,11 @@ class Turned:
             f"turned by {degrees}°" + (", mirrored first" if self.page.get_by_label("Mirror it first").is_checked() else "")
         )
 
+    def choose(self, model):
+        self.page.get_by_label("Model").click()
+        self.page.get_by_role("option", name=model).click()
+        self.page.locator("#answers section.ours h3").get_by_text(model).wait_for(timeout=60_000)
+
     def read(self, role, part="prediction"):
         return self.page.locator(f"#answers section.{role} .{part}").inner_text()
 
@@ -59,8 +64,14 @@ class Turned:
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_answer_stays_while_the_image_is_turned(browser, address, width, tmp_path):
     visit = Turned(browser, address, width)
-    page, ours, plain = visit.page, visit.read("ours"), {visit.read("plain")}
-    assert re.fullmatch(r"class \d, [\d.]+ %", ours) and "random weights" in page.locator("#answers").inner_text()
+    page, ours = visit.page, visit.read("ours")
+    assert re.fullmatch(r"\d, [\d.]+ %", ours) and "revit_rotmnist_p4, trained" in page.locator("#answers").inner_text()
+    for degrees in (90, 180, 270, 0):
+        visit.slide(degrees)
+        assert visit.read("ours") == ours and visit.read("ours", "verdict") == "stays"
+    visit.choose("revit_tiny p4m, random weights")
+    ours, plain = visit.read("ours"), {visit.read("plain")}
+    assert re.fullmatch(r"class \d, [\d.]+ %", ours)
     for degrees in (90, 180, 270):
         visit.slide(degrees)
         assert visit.read("ours") == ours and visit.read("ours", "verdict") == "stays"
