@@ -11,7 +11,7 @@ from revit import from_pretrained as from_pretrained
 from revit import list_models as _list_models
 from revit.models import describe_model as _describe_model
 
-dependencies = ["torch", "numpy", "safetensors"]
+dependencies = ["torch", "numpy", "safetensors", "huggingface_hub"]
 
 for _name in _list_models():
     globals()[_name] = _partial(_create_model, _name)

@@ -100,8 +100,7 @@ def run(words: list[str]) -> int:
     runner = Runner(
         options.budget, options.data_root, results, Path(options.runs), options.seeds or seeds(options.budget), console
     )
-    for table in tables:
-        rows = _rows(table, options.rows)
+    for table, rows in _with_rows(tables, options.rows):
         if table.name == COMPLEXITY:
             _complexity(console, results, options.show)
             continue
@@ -124,11 +123,14 @@ def _tables(name: str) -> list[PaperTable]:
     return found
 
 
-def _rows(table: PaperTable, wanted: list[str]) -> list[str]:
-    rows = [name for name in table.rows if not wanted or any(text in name for text in wanted)]
-    if not rows:
-        raise UsageError(f"{table.name} has no row {', '.join(wanted)}; it has {', '.join(table.rows)}")
-    return rows
+def _with_rows(tables: list[PaperTable], wanted: list[str]) -> list[tuple[PaperTable, list[str]]]:
+    """The tables that have such rows, with these rows: not each part of a table has a row for each group."""
+    missing = [text for text in wanted if not any(text in name for table in tables for name in table.rows)]
+    if missing:
+        there = "; ".join(f"{table.name} has {', '.join(table.rows)}" for table in tables)
+        raise UsageError(f"no row {', '.join(missing)}: {there}")
+    found = [(table, [name for name in table.rows if not wanted or any(text in name for text in wanted)]) for table in tables]
+    return [(table, rows) for table, rows in found if rows]
 
 
 def _complexity(console: Console, results: Path, show: bool) -> None:

@@ -35,6 +35,8 @@ def export_weights(run: Path, folder: Path, console: Console) -> None:
 def run_results(run: Path) -> dict[str, Any]:
     """What a finished run has measured: its scores on the test images, and what turning them changes."""
     if not (run / RESULT).is_file():
+        if not (run / "config.yaml").is_file():  # converted: never a run of ours
+            raise RunError(f"{run}: has no {RESULT}, which a model card is written from; name a run, or call save_pretrained")
         raise RunError(f"{run}: has no {RESULT}, so it has not finished; go on with `revit train {run} --resume`")
     results: dict[str, Any] = json.loads((run / RESULT).read_text())
     if (run / AUDIT).is_file():

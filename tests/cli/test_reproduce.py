@@ -145,8 +145,15 @@ def test_figures(capsys):
     assert Path("results/figures/figure4.png").stat().st_size > 10_000
 
 
+def test_rows_that_only_a_part_of_a_table_has(capsys):
+    assert main(["reproduce", "table3", "--rows", "p8-csa", "--show"]) == 0
+    printed = capsys.readouterr().out
+    assert "table3a" in printed and "p8-CSA" in printed and "table3b" not in printed
+
+
 def test_wrong_uses_are_one_line(fails):
     assert "unknown table or figure 'table13'; choose table1 to table12" in fails("reproduce", "table13")
-    assert "table1 has no row p99; it has z2-sa, p4-sa" in fails("reproduce", "table1", "--rows", "p99")
+    assert "no row p99: table1 has z2-sa, p4-sa" in fails("reproduce", "table1", "--rows", "p99")
+    assert "no row p99: table3a has z2-cnn" in fails("reproduce", "table3", "--rows", "p4-csa", "p99")
     assert "--seeds must be 1 to 8, got 9" in fails("reproduce", "table1", "--seeds", 9)
     assert "TABLE|FIGURE is missing" in fails("reproduce")

@@ -40,6 +40,7 @@ def test_what_is_no_finished_run(run, fails):
     assert "holds audit.json, which is no part of a model" in fails("export", run, "--format", "weights", "--out", run)
     (run / "test.json").unlink()
     assert "has no test.json, so it has not finished" in fails("export", run, *out)
+    assert "which a model card is written from; name a run" in fails("export", run / "checkpoints" / "best", *out)
     assert not Path("weights").exists()
 
 
