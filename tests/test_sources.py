@@ -48,14 +48,14 @@ def test_no_source_runs_what_it_reads(path):
     assert faults(path.read_text()) == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torch.load(p)", "torch.load(p, weights_only=False)", "torch.load(p, weights_only=flag)", "pickle.load(f)",
-        "pickle.loads(b)", "pickle.Unpickler(f)", "np.load(p, allow_pickle=True)", "eval(t)", "exec(t)",
-        "os.system(t)", "yaml.load(t)", "subprocess.run(t, shell=True)",
-    ],
+DANGEROUS = (
+    "torch.load(p)", "torch.load(p, weights_only=False)", "torch.load(p, weights_only=flag)", "pickle.load(f)",
+    "pickle.loads(b)", "pickle.Unpickler(f)", "np.load(p, allow_pickle=True)", "eval(t)", "exec(t)",
+    "os.system(t)", "yaml.load(t)", "subprocess.run(t, shell=True)",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DANGEROUS)
 def test_the_look_finds_it(line):
     assert len(faults(line)) == 1
 

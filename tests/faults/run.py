@@ -23,7 +23,7 @@ import torch
 
 from revit.data.cache import whole_file
 from revit.training.run_folder import commit
-from tests.faults import archives, exactness, fuzzing, hostile, inputs, kills, load, machine, numbers, processes
+from tests.faults import archives, exactness, fuzzing, hostile, inputs, kills, load, machine, numbers, processes, supply
 from tests.faults.tally import Tally
 
 Scenario = Callable[[Path, int, int], Tally]
@@ -81,6 +81,8 @@ ITEMS = [
     Item(7, "npz file, mutated", fuzzing.mutations(fuzzing.npz), 150_000, 500),
     Item(7, "CSV table of images, mutated", fuzzing.mutations(fuzzing.csv_manifests), 150_000, 1000),
     Item(7, "manifest of a checkpoint, mutated", fuzzing.mutations(fuzzing.checkpoint_manifests), 100_000, 500),
+    Item(8, "source that runs what it reads", supply.sources, 1, 0),
+    Item(8, "package with another hash", supply.packages, 20, 1),
     Item(9, "image turned or mirrored, bit-exact mode", exactness.turned_images, 1000, 5),
 ]
 
