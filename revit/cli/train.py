@@ -84,6 +84,10 @@ def run(words: list[str]) -> int:
             return interruption.code
         if accelerator.is_main_process:
             _finish(best, outputs, training, dataset, console)
+    # What exchanges gradients goes before the process group: as its last owner it would wait for the threads of gloo while it
+    # holds the interpreter's lock, which these may be waiting for, and the run would never end.
+    del training
+    accelerator.free_memory()
     accelerator.end_training()
     return 0
 

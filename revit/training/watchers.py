@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -74,36 +76,51 @@ class Terminal:
 
 
 class TensorBoard:
-    """Loss and learning rate by step, accuracies by epoch, under `tb/`."""
+    """Loss and learning rate by step, accuracies by epoch, in an event file under `tb/`.
+
+    The file stays open: the writer that torch offers opens it anew by its name, on a thread of its own, and a run whose folder
+    is moved would end in that thread's traceback before its state can be saved.
+    """
 
     def __init__(self, folder: Path, every: int = 10) -> None:
         self.folder, self.every = folder, every
+        self.file: IO[bytes] | None = None
 
     def started(self, progress: Progress, steps: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its own dependencies
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.summary.writer.record_writer import RecordWriter
+            from torch.utils.tensorboard.summary import scalar
 
-        self.steps = steps
-        # What a killed run wrote after its last checkpoint is written again: the page forgets it.
+        self.steps, self.event, self.scalar = steps, Event, scalar
+        self.folder.mkdir(parents=True, exist_ok=True)
+        begin = f"events.out.tfevents.{time.time():010.0f}.{platform.node()}.{os.getpid()}"
+        taken = len(list(self.folder.glob(f"{begin}.*")))
+        self.file = open(self.folder / f"{begin}.{taken}", "xb")  # noqa: SIM115 (open as long as the run lasts)
+        self.records = RecordWriter(self.file)
+        self._write(file_version="brain.Event:2")
         done = progress.epoch * steps + progress.step
-        self.writer = SummaryWriter(str(self.folder), purge_step=done or None)
+        if done:  # what a killed run wrote after its last checkpoint is written again: the page forgets it
+            self._write(step=done + 1, session_log=SessionLog(status=SessionLog.START))
 
     def stepped(self, progress: Progress, loss: float, lr: float) -> None:
         now = progress.epoch * self.steps + progress.step
         if now % self.every == 0:
-            self.writer.add_scalar("train/loss", loss, now)
-            self.writer.add_scalar("train/lr", lr, now)
+            self._write(step=now, summary=self.scalar("train/loss", loss))
+            self._write(step=now, summary=self.scalar("train/lr", lr))
 
     def finished_epoch(self, row: dict[str, Any], best: bool) -> None:
-        now = row["epoch"] * self.steps
         for name in (name for name in row if name.startswith(("train_", "val_", "images_"))):
-            self.writer.add_scalar(f"epoch/{name}", row[name], now)
-        self.writer.flush()
+            self._write(step=row["epoch"] * self.steps, summary=self.scalar(f"epoch/{name}", row[name]))
+        self.records.flush()
+
+    def _write(self, **event: Any) -> None:
+        self.records.write(self.event(wall_time=time.time(), **event).SerializeToString())
 
     def skipped(self, bad: list[tuple[str, str]]) -> None:
         pass
 
     def close(self) -> None:
-        if hasattr(self, "writer"):  # a run may fail before it starts
-            self.writer.close()
+        if self.file is not None:  # a run may fail before it starts
+            self.file.close()

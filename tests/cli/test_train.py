@@ -1,6 +1,7 @@
 """`revit train` as a user types it: the run folder, resuming, and everything that can be wrong."""
 
 import csv
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -8,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from accelerate import Accelerator
 
 from revit.cli import main
 from revit.training.checkpoint import read_checkpoint
+from revit.training.loop import Training
 from tests.cli.conftest import TINY, png_folder
 
 FILES = {
@@ -45,6 +48,14 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(npz):
     a, b, c = (read_checkpoint(Path(out) / "checkpoints" / "last").model for out in "abc")
     assert all(np.array_equal(a[name], b[name]) for name in a)
     assert not all(np.array_equal(a[name], c[name]) for name in a)
+
+
+def test_what_exchanges_gradients_is_gone_before_the_process_group(npz, monkeypatch):
+    """As the last owner of the process group it would wait for its threads with the interpreter's lock in its hand."""
+    left = []
+    monkeypatch.setattr(Accelerator, "end_training", lambda _: left.append([type(o) for o in gc.get_objects()]))
+    assert main([*npz, "--out", "run", "--train.epochs", "1"]) == 0
+    assert len(left) == 1 and Training not in left[0]
 
 
 def test_resuming_a_finished_run_reads_the_test_no_more(run, capsys):

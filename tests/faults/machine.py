@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,8 @@ def signals(folder: Path, count: int, seed: int) -> Tally:
             for number in numbers:
                 time.sleep(generator.uniform(0, 0.1))
                 if process.is_alive() and process.pid is not None:
-                    os.killpg(process.pid, number)
+                    with suppress(ProcessLookupError):  # it has ended since
+                        os.killpg(process.pid, number)
             process.join(120)
             text = (place / "out.txt").read_text()
             assert process.exitcode in codes, f"exit code {process.exitcode}: {text[-300:]}"
