@@ -202,6 +202,17 @@ def faults_table(report: dict[str, Any]) -> str:
     return f"{markdown(header, rows)}\n\n{origin}, seed {report['seed']}, by rows at {', '.join(commits)}"
 
 
+def mutants_table(report: dict[str, Any]) -> str:
+    """How many small changes of a file make one of its tests fail."""
+    rows = [
+        [f"`{path}`", f"{row['mutants']}", f"{row['tried']}", f"{row['killed']}", f"{row['killed'] / row['tried']:.0%}"]
+        for path, row in report["rows"].items()
+    ]
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in report["rows"].values()))
+    origin = f"`{report['command']}`, commit {commits}, torch {report['versions']['torch']}"
+    return f"{markdown(['file', 'possible changes', 'tried', 'noticed', 'share'], rows)}\n\n{origin}"
+
+
 def bit_exact_table(report: dict[str, Any]) -> str:
     """The cost of identical bits, as times of the deployed model, and how many images have them."""
     rows = []
@@ -225,6 +236,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "growth": ("docs/performance.md", "benchmarks/results/algorithms.json", growth_table),
     "relative": ("docs/performance.md", "benchmarks/results/relative_attention.json", relative_table),
     "faults": ("docs/reliability.md", "results/faults.json", faults_table),
+    "mutants": ("docs/reliability.md", "results/mutants.json", mutants_table),
     "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", layouts_table),
     "profile": ("docs/performance.md", "benchmarks/results/profile_step.json", profile_table),
     "time": ("docs/performance.md", "benchmarks/results/time_to_accuracy.json", time_table),

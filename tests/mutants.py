@@ -16,8 +16,10 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import platform
 import random
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -148,6 +150,12 @@ def survives(path: str, tree: ast.Module, tests: tuple[str, ...], seconds: int) 
     return os.waitpid(child, 0)[1] == 0
 
 
+def _commit() -> str:
+    """Asked in another process: what is imported here cannot be mutated any more."""
+    ask = "from revit.training.run_folder import commit; print(commit())"
+    return subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--only", default="", help="files with this word in their path")
@@ -157,7 +165,7 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     os.chdir(ROOT)
     torch.set_num_threads(1)  # processes are forked
-    rows = {}
+    rows, now = {}, _commit()
     for path, tests in TARGETS.items():
         if options.only not in path:
             continue
@@ -180,12 +188,15 @@ def main(words: list[str] | None = None) -> int:
             "killed": killed,
             "survivors": survivors,
             "seed": options.seed,
+            "commit": now,
         }
         print(f"{path}: {killed} of {len(chosen)} killed, {killed / len(chosen):.0%} ({len(found)} possible)", flush=True)
     if options.out:
         out = Path(options.out)
         before = json.loads(out.read_text())["rows"] if out.is_file() else {}
-        out.write_text(json.dumps({"command": "python -m tests.mutants", "rows": {**before, **rows}}, indent=1) + "\n")
+        versions = {"python": platform.python_version(), "torch": torch.__version__}
+        report = {"command": "python -m tests.mutants", "versions": versions, "rows": {**before, **rows}}
+        out.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 
