@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -21,6 +22,7 @@ MODEL, CONFIG = "model.safetensors", "config.json"
 MAX_TENSOR_BYTES = 8 * 2**30
 MAX_JSON_BYTES = MAX_HEADER_BYTES = 10 * 2**20
 """Larger files are refused before they are read: no model and no description of ours comes near."""
+PRECISIONS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -77,6 +79,15 @@ def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
         return load_tensors(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise WeightFileError(f"{path}: no whole safetensors file ({' '.join(str(error).split())[:200]})") from error
+
+
+def precision(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """The floating-point type of a model with these weights: that of most numbers. A file has its tensors in any order."""
+    counts: dict[torch.dtype, int] = {}
+    for tensor in tensors.values():
+        if tensor.dtype in PRECISIONS:
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+    return max(counts, key=lambda dtype: (counts[dtype], str(dtype)), default=torch.float32)
 
 
 def read_tensor_bytes(path: Path) -> bytes:

@@ -27,7 +27,7 @@ ALLOWED = {
     "conversion": {"groups", "filters", "actions", "models", "data"},
     "recipes": set(),
     "reproduce": {"groups", "actions", "nn", "models", "data", "evaluation"},
-    "cli": {"groups", "conversion", "models", "data", "evaluation", "training", "reproduce", "export"},
+    "cli": {"groups", "conversion", "models", "data", "evaluation", "training", "reproduce", "export", "weight_files"},
     "__main__": {"cli"},
     "int8": set(),
     "slimming": set(),

@@ -14,6 +14,7 @@ from revit.models.model_config import has_config, shipped
 from revit.training.checkpoint import MANIFEST, Checkpoint, CheckpointError, read_checkpoint
 from revit.training.recipe import ModelOptions, Recipe, RecipeError, read_recipe
 from revit.training.run_folder import RunError
+from revit.weight_files import precision
 
 TRAINED = "folder of a run, checkpoint or weights, or a model whose weights come with the package"
 
@@ -78,8 +79,7 @@ def load_run(path: Path, which: str = "best") -> LoadedRun:
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}: its config.json is of another version ({error})") from error
     model = build_model(options, spec)
-    dtype = next(iter(checkpoint.model.values())).dtype
-    model.to(dtype if dtype.is_floating_point else None)
+    model.to(precision(checkpoint.model))
     try:
         model.load_state_dict(checkpoint.model)
     except RuntimeError as error:

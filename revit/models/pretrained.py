@@ -40,6 +40,7 @@ from revit.weight_files import (
     WeightFileError,
     parse_metadata,
     parse_tensors,
+    precision,
     read_bytes,
     tensor_bytes,
     write_folder,
@@ -48,7 +49,6 @@ from revit.weight_files import (
 CARD = "README.md"
 FREE = frozenset({"num_classes", "drop_rate", "attn_drop_rate", "drop_path_rate", "strict"})
 """Options that may differ from those that the weights were trained with."""
-PRECISIONS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SPARE_NUMBERS, SPARE_TENSORS = 1_000_000, 100
 """What may be built beyond twice what a file holds: some builders make parts that they then replace."""
 
@@ -140,7 +140,7 @@ def load_folder(folder: Path, name: str, overrides: Mapping[str, Any]) -> nn.Mod
             model: Any = build_model(name, {**options, "num_classes": config.options["num_classes"]})
     except Exception as error:  # whatever a constructor raises for options that nobody would choose
         raise PretrainedError(f"{folder / CONFIG}: its options build no {name} ({shorten(error)})") from error
-    model.to(next((tensor.dtype for tensor in tensors.values() if tensor.dtype in PRECISIONS), torch.float32))
+    model.to(precision(tensors))
     _check_tensors(tensors, model.state_dict(), folder / MODEL)
     model.load_state_dict(tensors)
     facts = config.data

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+from itertools import permutations
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from revit.models import GCNN, REViT, create_model, from_pretrained, list_models
 from revit.models.card import ROWS, model_card
 from revit.models.model_config import ModelConfig, PretrainedError
 from revit.models.pretrained import Pretrained
-from revit.weight_files import WeightFileError, read_bytes
+from revit.weight_files import WeightFileError, precision, read_bytes
 from tests.test_deploy import CASES, HIERARCHY, build
 
 TINY = {"group": "p4", "in_chans": 1, "num_classes": 3, "dims": 4, "depths": 1, "num_heads": 1, "kernel_size": 3}
@@ -140,6 +141,23 @@ def test_classes_check_what_they_load(saved):
     assert isinstance(create_model("revit_tiny", pretrained=saved), REViT)
     with pytest.raises(PretrainedError, match="holds weights of revit_tiny, not of revit_small"):
         create_model("revit_small", pretrained=saved)
+
+
+def test_one_tensor_of_another_type_is_named_whichever_it_is(saved):
+    """A file has its tensors in no order: what is asked of all is what most numbers are."""
+    clean = shutil.copytree(saved, saved.with_name("clean"))
+    for name, tensor in sorted(load_file(saved / "model.safetensors").items()):
+        if tensor.is_floating_point():
+            shutil.copyfile(clean / "model.safetensors", saved / "model.safetensors")
+            change_tensors(saved, lambda t, name=name: t.update({name: t[name].half()}))
+            expected = f"model.safetensors: {name} is of type torch.float16 instead of torch.float32"
+            assert refusal(saved).endswith(expected)
+
+
+def test_the_precision_of_weights_does_not_depend_on_their_order():
+    tensors = {"steps": torch.tensor(3), "bias": torch.zeros(2), "weight": torch.zeros(4, 3, dtype=torch.float64)}
+    assert {precision({name: tensors[name] for name in order}) for order in permutations(tensors)} == {torch.float64}
+    assert precision({"steps": torch.tensor(3)}) == precision({}) == torch.float32
 
 
 def test_wrong_keys_are_named(saved):
