@@ -12,6 +12,7 @@ from revit.cli import main
 from revit.evaluation import audit_model
 from revit.export import ExportError, export_model
 from revit.models import create_model, list_models
+from revit.nn import set_algorithm
 from tests.cli.conftest import fails as fails
 from tests.cli.conftest import surroundings as surroundings
 from tests.cli.conftest import trained as trained
@@ -159,6 +160,20 @@ def test_every_registered_model_exports_and_compiles(name):
         torch._dynamo.reset()
         with torch.no_grad():
             assert difference(torch.compile(each)(x), model(x)) <= 1e-5
+
+
+@pytest.mark.parametrize("algorithm", ["relative", "fourier"])
+def test_torch_compile_leaves_tables_to_python(algorithm):
+    """A warning of the compiler, which caches cause, would be an error here. Models that are not deployed have tables."""
+    if algorithm == "relative":
+        model, size = create_model("gsa_rotmnist", group="p4", dims=6, num_heads=1, window_size=3), 22
+    else:
+        model, size = create_model("revit_tiny_paper", group="p8", in_chans=1, dims=4, depths=1, num_heads=1), 15
+        set_algorithm(model, "fourier")
+    x = images(model.eval(), size, 2)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert difference(torch.compile(model, backend="eager")(x), model(x)) <= 1e-5
 
 
 def test_torch_compile_takes_deployed_models():

@@ -22,7 +22,6 @@ that is 66 instead of 400 for p4 and 330 instead of 6,400 for p16.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from revit.actions import kernel_bank, turn_index, turn_table
 from revit.groups import Group
+from revit.nn.tables import table
 
 
 class Blocks(NamedTuple):
@@ -47,7 +47,7 @@ class Blocks(NamedTuple):
         return count * rows * dim**2
 
 
-@lru_cache
+@table
 def fourier_blocks(group: Group) -> tuple[Blocks, ...]:
     """The blocks of a group, of dimension 1 and, if there are any, of dimension 2 (float64)."""
     turns = range(1, (group.rotations + 1) // 2)
@@ -79,7 +79,7 @@ class Frames(NamedTuple):
     """[G, Q, P]: `D(k^-1)`, for each k."""
 
 
-@lru_cache
+@table
 def fourier_frames(group: Group, kernel_size: int, filters: str) -> Frames:
     """Raises `ValueError` for filters that do not turn into each other, such as pixels turned by 45 degrees."""
     table = turn_table(group, kernel_size, filters)

@@ -22,7 +22,6 @@ entries of a key.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from revit.groups import Group
 from revit.nn.convolution import Pointwise, check_features, check_fields
 from revit.nn.local_attention import attend_local, multiply_adds
+from revit.nn.tables import table
 
 HIDDEN = 16
 CHUNK = 2**22
@@ -121,7 +121,7 @@ class OffsetEncoding(nn.Module):
         return out
 
 
-@lru_cache
+@table
 def turned_offsets(group: Group, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     """The offsets `v^-1 o` of a neighbourhood of rows x columns pixels (both odd), each distinct one once: points [U, 2],
     (x, y) in pixels, float64; and which of them an offset is at an element, [rows * columns, G]. Offsets go row by row from
