@@ -17,6 +17,12 @@ from revit.nn.filter_bank import orthogonal_fields
 from tests.conftest import EXACT_GROUPS
 
 
+def test_nothing_is_padded_unless_asked_for():
+    x = torch.randn(1, 2, 6, 7)
+    lifted = LiftingConv("p4", 2, 3, 3)(x)
+    assert lifted.shape == (1, 3, 4, 4, 5) and GroupConv("p4", 3, 2, 3)(lifted).shape == (1, 2, 4, 2, 3)
+
+
 def loop_lifting(x, weight, group, stride=1, padding=0):
     """Eq. 7 as a loop: the image correlated with each turned filter."""
     maps = [F.conv2d(x, act_on_plane(weight, group, g), stride=stride, padding=padding) for g in range(group.order)]
