@@ -82,7 +82,8 @@ def _argument(parameter: inspect.Parameter) -> str:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         name = ("*" if parameter.kind is parameter.VAR_POSITIONAL else "**") + name
     if parameter.annotation is not parameter.empty:
-        name += f": {_plain(str(parameter.annotation))}"
+        written = parameter.annotation
+        name += f": {written.__name__ if isinstance(written, type) else _plain(str(written))}"
     if parameter.default is parameter.empty:
         return name
     shown = "..." if "<" in repr(parameter.default) else repr(parameter.default)  # what a factory makes
@@ -112,7 +113,7 @@ def _spans(text: str) -> str:
     """Shapes such as [B, C*G, H, W] become code, and no other star or bracket is taken for markup."""
     parts = re.split(r"(`[^`]*`)", text)
     for i in range(0, len(parts), 2):
-        parts[i] = re.sub(r"\[[^\]\n]*\]|\S*\*\S*", lambda found: f"`{found[0]}`", parts[i])
+        parts[i] = re.sub(r"\[[^\]\n]*\]|\S*\*\S*\w", lambda found: f"`{found[0]}`", parts[i])
     return "".join(parts)
 
 

@@ -18,6 +18,7 @@ from revit.data.randomness import key, uniforms
 from revit.data.spec import IGNORED, Crop
 
 FILLS = ("zeros", "border", "reflection")
+INTERPOLATIONS = ("bilinear", "bicubic")
 _GEOMETRY, _COLOUR, _CROP, _MIX = "geometry", "colour", "crop", "mix"
 
 
@@ -39,6 +40,8 @@ class AugmentOptions:
         mixup: Parameter of the beta distribution of mixup; 0 for none.
         cutmix: Parameter of the beta distribution of cutmix; 0 for none. With mixup too, each gets half of the images.
         fill: What moves in from outside: zeros (black), border or reflection.
+        interpolation: Of images that are turned: bilinear, or bicubic, which blurs less (images that were turned before are
+            turned again, those of the test are not).
     """
 
     rotate: float = 0.0
@@ -54,6 +57,7 @@ class AugmentOptions:
     mixup: float = 0.0
     cutmix: float = 0.0
     fill: str = "zeros"
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -66,6 +70,8 @@ class AugmentOptions:
             raise ValueError(f"augment.hue must be at most 0.5, got {self.hue}")
         if self.fill not in FILLS:
             raise ValueError(f"augment.fill must be {', '.join(FILLS)}, got {self.fill!r}")
+        if self.interpolation not in INTERPOLATIONS:
+            raise ValueError(f"augment.interpolation must be {' or '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
         if self.rotate_step and self.rotate_step > self.rotate:
             raise ValueError(f"augment.rotate_step ({self.rotate_step}) is larger than augment.rotate ({self.rotate})")
 
@@ -90,7 +96,9 @@ def crops(options: AugmentOptions, samples: NDArray[np.int64], seed: int, epoch:
 def augment(images: Tensor, options: AugmentOptions, samples: NDArray[np.int64], seed: int, epoch: int) -> Tensor:
     """Images [B, C, H, W] between 0 and 1 -> the same, moved and recoloured. `samples` [B] are their numbers in the split."""
     if options.moves:
-        images = _move(images, options, uniforms(samples, 5, seed, epoch, _GEOMETRY), "bilinear")
+        images = _move(images, options, uniforms(samples, 5, seed, epoch, _GEOMETRY), options.interpolation)
+        if options.interpolation == "bicubic":
+            images = images.clamp(0, 1)  # it overshoots at edges
     if options.brightness or options.contrast or (images.shape[1] == 3 and (options.saturation or options.hue)):
         images = _recolour(images, options, uniforms(samples, 4, seed, epoch, _COLOUR))
     return images

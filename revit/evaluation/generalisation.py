@@ -93,7 +93,7 @@ def random_transformations(
 
 
 def errors_by_angle(
-    model: nn.Module, x: Tensor, *, fill: Fill, degrees: Sequence[float] = tuple(range(360)), batch_size: int = BATCH
+    model: nn.Module, x: Tensor, *, fill: Fill, degrees: Sequence[float] = range(360), batch_size: int = BATCH
 ) -> ByAngle:
     """What a turn by each angle does to the answers for normalised images [N, C, H, W]."""
     check_images(x)

@@ -7,7 +7,7 @@ from revit.nn.canonical import Canonical
 from revit.nn.convolution import GroupConv, GroupLinear, LiftingConv
 from revit.nn.dropout import DropPath, make_dropout
 from revit.nn.head import InvariantHead
-from revit.nn.normalization import FieldLayerNorm, make_norm
+from revit.nn.normalization import FieldBatchNorm, FieldLayerNorm, make_norm
 from revit.nn.pooling import Downsample, GroupPool, LiftingLayer, SpatialPool, fit_to_stride
 from revit.nn.relative_attention import RelativeSelfAttention
 from revit.nn.upsampling import UpsampleJoin, upsample_to
@@ -17,6 +17,7 @@ __all__ = [
     "ConvProjection",
     "Downsample",
     "DropPath",
+    "FieldBatchNorm",
     "FieldLayerNorm",
     "GroupConv",
     "GroupConvAttention",

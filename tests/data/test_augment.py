@@ -43,6 +43,30 @@ def test_quarter_turns_are_rot90():
     assert max(found.count(k) for k in range(4)) < 32  # no angle is drawn twice as often
 
 
+def test_bicubic_turns_blur_less_and_stay_in_range():
+    """A wave of six pixels, turned: closer to the wave that is drawn at that angle."""
+    y, x = torch.meshgrid(*(torch.arange(33, dtype=torch.float64) - 16,) * 2, indexing="ij")
+
+    def wave(degrees):
+        angle = np.radians(degrees)
+        return (0.5 + 0.5 * torch.cos((x * np.cos(angle) - y * np.sin(angle)) * 2 * np.pi / 6))[None, None]
+
+    errors = {}
+    for name in ("bilinear", "bicubic"):
+        options = AugmentOptions(rotate=30, rotate_step=30, interpolation=name)
+        turned = augment(wave(0).expand(16, 1, 33, 33), options, np.arange(16), 0, 0)
+        assert turned.min() >= 0 and turned.max() <= 1
+        inside = (slice(None), 0, slice(8, 25), slice(8, 25))
+        errors[name] = [min((image[inside[1:]] - wave(a)[0][inside[1:]]).abs().max() for a in (30, -30)) for image in turned]
+    turned_away = [a > 1e-9 and a < 0.5 for a in errors["bilinear"]]
+    assert sum(turned_away) > 4  # the others were left as they are
+    assert all(b < 0.5 * a for a, b, moved in zip(errors["bilinear"], errors["bicubic"], turned_away, strict=True) if moved)
+    torch.testing.assert_close(
+        augment(images(), AugmentOptions(rotate=180, rotate_step=90, interpolation="bicubic"), np.arange(6), 0, 0),
+        augment(images(), AugmentOptions(rotate=180, rotate_step=90), np.arange(6), 0, 0),
+    )  # pixels onto pixels
+
+
 def test_steps_of_45_degrees():
     x = images(64, 1, 33, 33)
     turned = augment(x, AugmentOptions(rotate=180, rotate_step=45), np.arange(64), 0, 0)
@@ -192,6 +216,7 @@ def test_partners_are_others_and_belong_to_the_sample():
         ({"hue": 0.7}, "augment.hue must be at most 0.5, got 0.7"),
         ({"contrast": 2}, "augment.contrast must be at most 1, got 2"),
         ({"fill": "grey"}, "augment.fill must be zeros, border, reflection, got 'grey'"),
+        ({"interpolation": "nearest"}, "augment.interpolation must be bilinear or bicubic, got 'nearest'"),
         ({"rotate": 10, "rotate_step": 45}, "augment.rotate_step"),
     ],
 )

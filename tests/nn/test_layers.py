@@ -118,6 +118,45 @@ def test_train_mode_orbit_stats():
         torch.testing.assert_close(norms[0].running_var, norms[1].running_var, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("size", [(3, 5, 4, 6, 7), (1, 5, 1, 2, 1), (2, 5, 8, 1, 1)])
+def test_batch_norm_is_that_of_torch(size, momentum):
+    """Outputs, first and second derivatives, and what is remembered; also far from zero, where squares would lose digits."""
+    ours, theirs = make_norm("batch", 5).double(), nn.BatchNorm3d(5).double()
+    found = []
+    for norm in (ours, theirs):
+        torch.manual_seed(0)
+        norm.momentum = momentum
+        nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+        for _ in range(2):
+            x = (3 * torch.randn(size, dtype=torch.float64) + 1000).requires_grad_()
+            out, grad = norm(x), torch.randn(size, dtype=torch.float64)
+            inputs = [x, norm.weight, norm.bias]
+            first = torch.autograd.grad(out, inputs, grad, create_graph=True)
+            second = torch.autograd.grad(first[0].pow(3).sum(), inputs[:2])
+            found.append([out, *first, *second, *(buffer.clone() for buffer in norm.buffers())])
+    for a, b in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=0, atol=0)
+
+
+def test_batch_norm_leaves_to_torch_what_it_cannot_do_faster():
+    """Other layouts and precisions, frozen layers, a single number, wrong shapes: results and messages are those of torch."""
+    ours, theirs = make_norm("batch", 3), nn.BatchNorm3d(3)
+    x = torch.randn(4, 2, 3, 4, 5).transpose(1, 2)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+    with torch.autocast("cpu"):
+        torch.testing.assert_close(ours(x.bfloat16()), theirs(x.bfloat16()), rtol=0, atol=0)
+    for wrong in (torch.ones(1, 3, 1, 1, 1), torch.ones(2, 3, 4, 4), torch.ones(2, 4, 1, 4, 4)):
+        messages = []
+        for norm in (ours, theirs):
+            with pytest.raises((ValueError, RuntimeError)) as raised:
+                norm(wrong)
+            messages.append(str(raised.value))
+        assert messages[0] == messages[1]
+
+
 def test_layer_norm_normalises_the_fields():
     x = torch.randn(2, 16, 4, 3, 3)
     out = FieldLayerNorm(16)(x)
