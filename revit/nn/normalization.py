@@ -38,10 +38,11 @@ class FieldBatchNorm(nn.BatchNorm3d):
 
     def _is_fast_for(self, x: Tensor) -> bool:
         """In training, eagerly, on a CPU, at one precision; what is wrong with x is left to `nn.BatchNorm3d` to say."""
+        whole = self.affine and self.bias is not None and self.running_mean is not None
         eager = not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None)
-        plain = x.is_cpu and x.is_contiguous() and x.dtype == self.weight.dtype
+        plain = whole and x.is_cpu and x.is_contiguous() and x.dtype == self.weight.dtype
         fits = x.ndim == 5 and x.shape[1] == self.num_features and x.numel() > x.shape[1]
-        return self.training and self.running_mean is not None and eager and plain and fits
+        return self.training and eager and plain and fits
 
 
 class _BatchNorm(torch.autograd.Function):

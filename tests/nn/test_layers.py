@@ -16,6 +16,7 @@ from revit.nn import (
     Canonical,
     Downsample,
     DropPath,
+    FieldBatchNorm,
     FieldLayerNorm,
     GroupConv,
     GroupConvAttention,
@@ -148,6 +149,10 @@ def test_batch_norm_leaves_to_torch_what_it_cannot_do_faster():
     torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
     with torch.autocast("cpu"):
         torch.testing.assert_close(ours(x.bfloat16()), theirs(x.bfloat16()), rtol=0, atol=0)
+    for options in ({"affine": False}, {"track_running_stats": False}):
+        torch.testing.assert_close(
+            FieldBatchNorm(3, **options)(x.contiguous()), nn.BatchNorm3d(3, **options)(x), rtol=0, atol=1e-6
+        )
     for wrong in (torch.ones(1, 3, 1, 1, 1), torch.ones(2, 3, 4, 4), torch.ones(2, 4, 1, 4, 4)):
         messages = []
         for norm in (ours, theirs):
