@@ -28,6 +28,8 @@ THREADS = 2
 QUIET, PATIENCE = 0.15, 10.0  # below this share of the processors others are quiet; seconds to wait for that
 HERE = Path(__file__).parent
 PICTURES = HERE.parent / "docs" / "pictures"
+DONE = "done"
+"""What a server prints after each task."""
 STAT, CPU_INFO = Path("/proc/stat"), Path("/proc/cpuinfo")
 
 
@@ -75,6 +77,32 @@ def in_fresh_process(*arguments: str) -> dict[str, Any]:
     if run.returncode:
         raise RuntimeError(f"probes.py {' '.join(arguments)} failed:\n{run.stderr}")
     return json.loads(run.stdout.splitlines()[-1])
+
+
+class Server:
+    """A process of its own for one contestant, which runs its tasks when asked to.
+
+    In one process contestants change each other's times: the C library keeps freed memory, or gives it back, by the sizes
+    that the process has freed before.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, str(HERE / "probes.py"), "serve", *arguments]
+        self.arguments = arguments
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, task: str) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(task, file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line.strip() == DONE:
+                return
+        raise RuntimeError(f"probes.py serve {' '.join(self.arguments)} ended with {self.process.wait()} at {task}")
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
 class Disturbance:

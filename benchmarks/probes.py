@@ -1,17 +1,20 @@
-"""What has to be measured in a process of its own: first constructions and peak memory. Called by `run.py`, prints JSON.
+"""What has to be measured in a process of its own. Called by `run.py`: first constructions and peak memory, printed as JSON,
+and forward passes and training steps, one for each line of the input.
 
 python benchmarks/probes.py model ours p4
 python benchmarks/probes.py joint 32
+echo step | python benchmarks/probes.py serve ours p4
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 
 import torch
 from contestants import SETTINGS
-from measure import THREADS, peak_memory, timed, wait_for_quiet
+from measure import DONE, THREADS, peak_memory, timed, wait_for_quiet
 
 import revit
 from revit.evaluation.memory import give_back_freed_memory
@@ -34,6 +37,17 @@ def probe_model(name: str, key: str) -> dict[str, float]:
     return {"construction": seconds, "peak memory": peak_memory(setting.step_task(model, optimizer)), "parameters": parameters}
 
 
+def serve(name: str, key: str) -> None:
+    """Runs what each line of the input names, and says when it is done."""
+    setting = SETTINGS[key]
+    model = setting.builder(name)()
+    tasks = {"forward": setting.forward_task(model), "step": setting.step_task(model)}
+    for line in sys.stdin:
+        tasks[line.strip()]()
+        print(DONE, flush=True)
+        gc.collect()
+
+
 def probe_joint(size: int) -> dict[str, float]:
     """Bytes of forward and backward of joint attention on a map of `size` x `size`, and of its matrix of scores."""
     layer = revit.nn.GroupConvAttention(
@@ -54,4 +68,7 @@ if __name__ == "__main__":
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     kind, *rest = sys.argv[1:]
-    print(json.dumps(probe_model(*rest) if kind == "model" else probe_joint(int(rest[0]))))
+    if kind == "serve":
+        serve(*rest)
+    else:
+        print(json.dumps(probe_model(*rest) if kind == "model" else probe_joint(int(rest[0]))))

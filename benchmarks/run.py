@@ -9,13 +9,14 @@ import argparse
 import importlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from contestants import REFERENCE, SETTINGS, Setting
-from measure import HERE, THREADS, Disturbance, in_fresh_process, interleave, median_ratio, origin, write_report
+from measure import HERE, THREADS, Disturbance, Server, in_fresh_process, interleave, median_ratio, origin, write_report
 from report import BLUE, VERMILLION, Line, Target, human_bytes, human_seconds, plot, slope, table
 from torch import nn
 
@@ -70,12 +71,14 @@ def measure_models(key: str, rounds: Rounds) -> Report:
             found[name]["parameters"] = probe["parameters"]
             for measure in ("construction", "peak memory"):
                 found[name][measure].append(probe[measure])
-    models = {name: setting.builder(name)() for name in setting.contestants}
-    for measure, task, count in (("forward", setting.forward_task, rounds.forward), ("step", setting.step_task, rounds.step)):
-        tasks = {name: task(model) for name, model in models.items()}
+    servers = {name: Server(name, key) for name in setting.contestants}
+    for measure, count in (("forward", rounds.forward), ("step", rounds.step)):
+        tasks = {name: partial(server.run, measure) for name, server in servers.items()}
         seconds = interleave(tasks, rounds=count, warmup=2 if setting.rounds == 1 else 1)
         for name in setting.contestants:
             found[name][measure] = seconds[name]
+    for server in servers.values():
+        server.close()
     return found
 
 
