@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,9 +28,12 @@ THREADS = 2
 QUIET, PATIENCE = 0.15, 10.0  # below this share of the processors others are quiet; seconds to wait for that
 HERE = Path(__file__).parent
 PICTURES = HERE.parent / "docs" / "pictures"
-DONE = "done"
-"""What a server prints after each task."""
+TAKEN = "seconds:"
+"""What a server prints before its answers: libraries may print too."""
 STAT, CPU_INFO = Path("/proc/stat"), Path("/proc/cpuinfo")
+
+
+T = TypeVar("T")
 
 
 def timed(task: Task) -> float:
@@ -39,9 +42,11 @@ def timed(task: Task) -> float:
     return time.perf_counter() - start
 
 
-def interleave(tasks: Mapping[str, Task], *, rounds: int, warmup: int = 2) -> dict[str, list[float]]:
-    """Seconds of each task in each round. All tasks run in every round, in an order drawn anew, so that a disturbance
-    of the machine meets all of them alike."""
+def interleave(
+    tasks: Mapping[str, T], *, rounds: int, warmup: int = 2, take: Callable[[T], float] = timed
+) -> dict[str, list[float]]:
+    """Seconds of each task in each round, which `take` finds. All tasks run in every round, in an order drawn anew, so that a
+    disturbance of the machine meets all of them alike."""
     order, shuffle = list(tasks), random.Random(0).shuffle
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for number in range(-warmup, rounds):
@@ -49,7 +54,7 @@ def interleave(tasks: Mapping[str, Task], *, rounds: int, warmup: int = 2) -> di
         shuffle(order)
         for name in order:
             gc.collect()
-            taken = timed(tasks[name])
+            taken = take(tasks[name])
             if number >= 0:
                 seconds[name].append(taken)
     return seconds
@@ -80,24 +85,24 @@ def in_fresh_process(*arguments: str) -> dict[str, Any]:
 
 
 class Server:
-    """A process of its own for one contestant, which runs its tasks when asked to.
+    """A process of its own for one task of one contestant, which runs it when asked to.
 
-    In one process contestants change each other's times: the C library keeps freed memory, or gives it back, by the sizes
-    that the process has freed before.
+    In one process they would change each other's times: the C library keeps freed memory, or gives it back, by the sizes that
+    the process has freed before.
     """
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, task: str, *arguments: str) -> None:
         command = [sys.executable, str(HERE / "probes.py"), "serve", *arguments]
-        self.arguments = arguments
+        self.task, self.arguments = task, arguments
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def run(self, task: str) -> None:
+    def seconds(self) -> float:
         assert self.process.stdin is not None and self.process.stdout is not None
-        print(task, file=self.process.stdin, flush=True)
+        print(self.task, file=self.process.stdin, flush=True)
         for line in self.process.stdout:
-            if line.strip() == DONE:
-                return
-        raise RuntimeError(f"probes.py serve {' '.join(self.arguments)} ended with {self.process.wait()} at {task}")
+            if line.startswith(TAKEN):
+                return float(line.removeprefix(TAKEN))
+        raise RuntimeError(f"probes.py serve {' '.join(self.arguments)} ended with {self.process.wait()}")
 
     def close(self) -> None:
         assert self.process.stdin is not None

@@ -14,7 +14,7 @@ import sys
 
 import torch
 from contestants import SETTINGS
-from measure import DONE, THREADS, peak_memory, timed, wait_for_quiet
+from measure import TAKEN, THREADS, peak_memory, timed, wait_for_quiet
 
 import revit
 from revit.evaluation.memory import give_back_freed_memory
@@ -38,14 +38,15 @@ def probe_model(name: str, key: str) -> dict[str, float]:
 
 
 def serve(name: str, key: str) -> None:
-    """Runs what each line of the input names, and says when it is done."""
+    """Runs what each line of the input names twice, as in a loop of them, and prints the seconds of the second."""
     setting = SETTINGS[key]
     model = setting.builder(name)()
     tasks = {"forward": setting.forward_task(model), "step": setting.step_task(model)}
     for line in sys.stdin:
-        tasks[line.strip()]()
-        print(DONE, flush=True)
+        task = tasks[line.strip()]
+        task()
         gc.collect()
+        print(TAKEN, timed(task), flush=True)
 
 
 def probe_joint(size: int) -> dict[str, float]:

@@ -9,7 +9,6 @@ import argparse
 import importlib
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -71,14 +70,12 @@ def measure_models(key: str, rounds: Rounds) -> Report:
             found[name]["parameters"] = probe["parameters"]
             for measure in ("construction", "peak memory"):
                 found[name][measure].append(probe[measure])
-    servers = {name: Server(name, key) for name in setting.contestants}
     for measure, count in (("forward", rounds.forward), ("step", rounds.step)):
-        tasks = {name: partial(server.run, measure) for name, server in servers.items()}
-        seconds = interleave(tasks, rounds=count, warmup=2 if setting.rounds == 1 else 1)
-        for name in setting.contestants:
+        servers = {name: Server(measure, name, key) for name in setting.contestants}
+        seconds = interleave(servers, rounds=count, warmup=1, take=Server.seconds)
+        for name, server in servers.items():
             found[name][measure] = seconds[name]
-    for server in servers.values():
-        server.close()
+            server.close()
     return found
 
 
