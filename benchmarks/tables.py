@@ -225,6 +225,44 @@ def bit_exact_table(report: dict[str, Any]) -> str:
     return f"{markdown(['model', 'batch', 'deployed', *ways], rows)}\n\n{source(report)}; {busy}"
 
 
+def compiled_table(report: dict[str, Any]) -> str:
+    """What `torch.compile` takes and gains; steps (or forward passes) from which on it has paid."""
+    rows = []
+    for model, kinds in report["models"].items():
+        for kind, row in kinds.items():
+            times = [f"{1000 * median(row['rounds'][way]):,.0f} ms" for way in ("eager", "compiled")]
+            pays = "never" if row["pays_after"] is None else f"{row['pays_after']:,.0f}"
+            rows.append([model, kind, *times, f"{row['ratio']:.2f}x", f"{row['compiling']:,.0f} s", pays])
+    header = ["model", "", "eager", "compiled", "times as fast", "compiling", "pays after"]
+    return f"{markdown(header, rows)}\n\n{source(report)}"
+
+
+def deployment_table(report: dict[str, Any]) -> str:
+    """Milliseconds of each way to run a model, one image and 64."""
+    ways = ("eager", "deployed", "compiled", "onnxruntime", "onnxruntime int8")
+    rows = []
+    for setting, found in report["settings"].items():
+        for model, facts in found["models"].items():
+            for kind, batch in (("latency", 1), ("throughput", 64)):
+                cells = [f"{facts[kind][way]['milliseconds']:,.1f}" if way in facts[kind] else "" for way in ways]
+                rows.append(
+                    [setting, model, f"{facts['parameters']:,}", f"{facts['onnx_bytes'] / 1000:,.0f} kB", f"{batch}", *cells]
+                )
+    header = ["images", "model", "parameters", "ONNX", "batch", *(f"{way}, ms" for way in ways)]
+    return f"{markdown(header, rows)}\n\n{source(report)}, onnxruntime {report['onnxruntime']}"
+
+
+def reduced_table(report: dict[str, Any]) -> str:
+    rows = []
+    for name, row in report["models"].items():
+        step = f"{1000 * median(report['rounds'][name]):,.0f} ms"
+        scores = [f"{100 * row['accuracy']:.2f} %", f"{row['images']:,}", f"{row['consistency_percent']:.2f} %"]
+        rows.append([name, *scores, step, f"{row['ratio']:.2f}x"])
+    header = ["`kv_reduction`", "test accuracy", "images", "same under p4", "step", "times as fast"]
+    facts = next(iter(report["models"].values()))
+    return f"{markdown(header, rows)}\n\n{source(report)}, seed {facts['seed']}, {facts['data']}"
+
+
 TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "speed": ("README.md", "benchmarks/results/latest.json", speed_table),
     "filters": ("docs/conventions.md", "benchmarks/results/filter_error.json", filter_table),
@@ -240,6 +278,9 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", layouts_table),
     "profile": ("docs/performance.md", "benchmarks/results/profile_step.json", profile_table),
     "time": ("docs/performance.md", "benchmarks/results/time_to_accuracy.json", time_table),
+    "compiled": ("docs/performance.md", "benchmarks/results/compiled.json", compiled_table),
+    "reduced": ("docs/performance.md", "benchmarks/results/reduced_keys.json", reduced_table),
+    "deployment": ("docs/deployment.md", "benchmarks/results/deployment.json", deployment_table),
     "bit_exact": ("docs/deployment.md", "benchmarks/results/bit_exact.json", bit_exact_table),
     "headline": ("README.md", [], lambda _: headline(ROOT / "results")),
 }
