@@ -108,6 +108,7 @@ bench: $(BENCH_VENV)/installed $(VENV)/installed
 	$(BENCH_VENV)/bin/python benchmarks/profile_step.py
 	$(BENCH_VENV)/bin/python benchmarks/compiled.py
 	$(VENV)/bin/python benchmarks/small_models.py
+	$(VENV)/bin/python benchmarks/reduced_keys.py
 	$(VENV)/bin/python benchmarks/relative_attention.py
 	$(VENV)/bin/python benchmarks/deployment.py
 	$(VENV)/bin/python benchmarks/bit_exact.py
