@@ -100,3 +100,10 @@ def test_public_names_exist():
     for module in (revit, revit.nn, revit.models):
         for name in module.__all__:
             assert getattr(module, name) is not None
+
+
+def test_importing_the_package_loads_no_compiler():
+    """Which takes a second: `import revit` should take a few tenths of one at most, beyond torch."""
+    code = "import sys, torch; before = set(sys.modules); import revit; print(*sorted(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not [name for name in loaded if name.startswith(("torch._dynamo", "torch._inductor", "sympy", "torch.onnx"))]
