@@ -1,7 +1,7 @@
 """Augmentation of a batch on its device, each image by random numbers of its own.
 
-Turning, mirroring and shifting are one affine map, so an image is resampled once. Nothing here is used by audits: those move
-pixels by permutation.
+Turning, mirroring, shifting and bending are one map of the plane, so an image is resampled once. Nothing here is used by
+audits: those move pixels by permutation.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,7 +20,10 @@ from revit.data.spec import IGNORED, Crop
 
 FILLS = ("zeros", "border", "reflection")
 INTERPOLATIONS = ("bilinear", "bicubic")
-_GEOMETRY, _COLOUR, _CROP, _MIX = "geometry", "colour", "crop", "mix"
+ELASTIC_NODES = 5
+"""Nodes along each axis of the net whose random shifts bend an image."""
+
+_GEOMETRY, _SHAPE, _ELASTIC, _COLOUR, _CROP, _MIX = "geometry", "shape", "elastic", "colour", "crop", "mix"
 
 
 @dataclass
@@ -30,6 +34,9 @@ class AugmentOptions:
         rotate: Largest angle in degrees, to both sides; 180 turns by any angle.
         rotate_step: Turn by multiples of this many degrees only; 0 for any angle.
         shift: Largest shift in pixels along each axis (a random crop of an image padded by as much).
+        zoom: Largest relative change of size: 0.1 for 0.9 to 1.1 times.
+        shear: Largest shear, along an axis of any direction: 0.1 moves what is 10 pixels away by one.
+        elastic: Largest shift in pixels of each node of a net over the image; what lies between follows smoothly.
         flip: Mirror left to right, half of the time.
         flip_vertical: Mirror top to bottom, half of the time.
         crop_scale: Cut out a part of at least this share of the area and resize it (random resized crop); 0 for none.
@@ -47,6 +54,9 @@ class AugmentOptions:
     rotate: float = 0.0
     rotate_step: float = 0.0
     shift: int = 0
+    zoom: float = 0.0
+    shear: float = 0.0
+    elastic: float = 0.0
     flip: bool = False
     flip_vertical: bool = False
     crop_scale: float = 0.0
@@ -63,7 +73,9 @@ class AugmentOptions:
         for name, value in vars(self).items():
             if isinstance(value, int | float) and value < 0:
                 raise ValueError(f"augment.{name} must be 0 or more, got {value}")
-        for name in ("brightness", "contrast", "saturation", "crop_scale"):
+        if self.zoom >= 1:
+            raise ValueError(f"augment.zoom must be less than 1, got {self.zoom}")
+        for name in ("brightness", "contrast", "saturation", "crop_scale", "shear"):
             if getattr(self, name) > 1:
                 raise ValueError(f"augment.{name} must be at most 1, got {getattr(self, name)}")
         if self.hue > 0.5:
@@ -77,7 +89,11 @@ class AugmentOptions:
 
     @property
     def moves(self) -> bool:
-        return bool(self.rotate or self.shift or self.flip or self.flip_vertical)
+        return bool(self.rotate or self.shift or self.bends or self.flip or self.flip_vertical)
+
+    @property
+    def bends(self) -> bool:
+        return bool(self.zoom or self.shear or self.elastic)
 
     @property
     def mixes(self) -> bool:
@@ -96,7 +112,7 @@ def crops(options: AugmentOptions, samples: NDArray[np.int64], seed: int, epoch:
 def augment(images: Tensor, options: AugmentOptions, samples: NDArray[np.int64], seed: int, epoch: int) -> Tensor:
     """Images [B, C, H, W] between 0 and 1 -> the same, moved and recoloured. `samples` [B] are their numbers in the split."""
     if options.moves:
-        images = _move(images, options, uniforms(samples, 5, seed, epoch, _GEOMETRY), options.interpolation)
+        images = _sample(images, _places(images, options, samples, seed, epoch), options.interpolation, options.fill)
         if options.interpolation == "bicubic":
             images = images.clamp(0, 1)  # it overshoots at edges
     if options.brightness or options.contrast or (images.shape[1] == 3 and (options.saturation or options.hue)):
@@ -110,31 +126,60 @@ def augment_masks(masks: Tensor, options: AugmentOptions, samples: NDArray[np.in
     if not options.moves:
         return masks
     shown = masks.float().add(1)[:, None]  # 0 is what is outside
-    moved = _move(shown, options, uniforms(samples, 5, seed, epoch, _GEOMETRY), "nearest")[:, 0].to(masks.dtype)
+    places = _places(shown, options, samples, seed, epoch)
+    moved = _sample(shown, places, "nearest", options.fill)[:, 0].to(masks.dtype)
     return torch.where(moved == 0, IGNORED, moved - 1)
 
 
-def _move(images: Tensor, options: AugmentOptions, draws: NDArray[np.float64], mode: str) -> Tensor:
-    """Turn, mirror, shift: one affine map of the plane about the centre of the image, and one sampling."""
-    import kornia.geometry.transform as geometry
+def _places(images: Tensor, options: AugmentOptions, samples: NDArray[np.int64], seed: int, epoch: int) -> Tensor:
+    """Where each pixel of the moved images comes from, [B, H, W, 2] as (x, y) in pixels."""
+    height, width = images.shape[-2:]
+    draws = uniforms(samples, 5, seed, epoch, _GEOMETRY)
+    shift = np.floor(draws[:, 1:3] * (2 * options.shift + 1)) - options.shift
+    forward = _turns(options, draws)
+    if options.zoom or options.shear:
+        forward = forward @ _stretches(options, uniforms(samples, 3, seed, epoch, _SHAPE))
+    back = torch.from_numpy(np.linalg.inv(forward)).to(images)  # [B, 2, 2]
+    centre = torch.tensor([(width - 1) / 2, (height - 1) / 2]).to(images)
+    y, x = torch.meshgrid(torch.arange(height).to(images), torch.arange(width).to(images), indexing="ij")
+    offsets = torch.stack([x, y], -1).flatten(0, 1) - centre - torch.from_numpy(shift).to(images)[:, None]  # [B, H W, 2]
+    places = (offsets @ back.transpose(1, 2) + centre).unflatten(1, (height, width))
+    if options.elastic:
+        nodes = uniforms(samples, 2 * ELASTIC_NODES**2, seed, epoch, _ELASTIC).reshape(-1, 2, ELASTIC_NODES, ELASTIC_NODES)
+        net = torch.from_numpy(options.elastic * (2 * nodes - 1)).to(images)
+        bent = F.interpolate(net, size=(height, width), mode="bicubic", align_corners=True)
+        places = places + bent.permute(0, 2, 3, 1)
+    return places
 
+
+def _turns(options: AugmentOptions, draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Turns and mirrors as maps of the plane about the centre of the image, [B, 2, 2]."""
     angle = (2 * draws[:, 0] - 1) * options.rotate
     if options.rotate_step:
         # Steps in (-rotate, rotate]: the two half turns are one, and must not be drawn twice as often.
         steps = int(2 * options.rotate // options.rotate_step)
         count = steps if math.isclose(steps * options.rotate_step, 360) else steps + 1
         angle = (np.floor(draws[:, 0] * count) - (count - 1) // 2) * options.rotate_step
-    shift = np.floor(draws[:, 1:3] * (2 * options.shift + 1)) - options.shift
     mirror = np.where((draws[:, 3] < 0.5) & options.flip, -1.0, 1.0)
     upset = np.where((draws[:, 4] < 0.5) & options.flip_vertical, -1.0, 1.0)
-
-    height, width = images.shape[-2:]
-    centre = np.array([(width - 1) / 2, (height - 1) / 2])
     cos, sin = np.cos(np.radians(angle)), np.sin(np.radians(angle))
-    linear = np.stack([np.stack([cos * mirror, sin * upset], -1), np.stack([-sin * mirror, cos * upset], -1)], 1)  # [B, 2, 2]
-    offset = centre - linear @ centre + shift
-    matrix = torch.from_numpy(np.concatenate([linear, offset[:, :, None]], axis=2)).to(images)  # [B, 2, 3]
-    return geometry.warp_affine(images, matrix, (height, width), mode, padding_mode=options.fill, align_corners=True)
+    return np.stack([np.stack([cos * mirror, sin * upset], -1), np.stack([-sin * mirror, cos * upset], -1)], 1)
+
+
+def _stretches(options: AugmentOptions, draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Zooms, and shears along an axis of any direction (a straight line through the centre that stays), [B, 2, 2]."""
+    size = 1 + options.zoom * (2 * draws[:, 0] - 1)
+    slope, direction = options.shear * (2 * draws[:, 1] - 1), np.pi * draws[:, 2]
+    along = np.stack([np.cos(direction), np.sin(direction)], -1)
+    across = np.stack([-np.sin(direction), np.cos(direction)], -1)
+    shear = np.eye(2) + slope[:, None, None] * along[:, :, None] * across[:, None, :]
+    return size[:, None, None] * shear
+
+
+def _sample(images: Tensor, places: Tensor, mode: str, fill: str) -> Tensor:
+    """Images [B, C, H, W] at `places` [B, H, W, 2] in pixels."""
+    last = torch.tensor([images.shape[-1] - 1, images.shape[-2] - 1]).to(images).clamp(min=1)
+    return F.grid_sample(images, 2 * places / last - 1, mode, padding_mode=fill, align_corners=True)
 
 
 def _recolour(images: Tensor, options: AugmentOptions, draws: NDArray[np.float64]) -> Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from revit.data.augment import AugmentOptions, augment, crops, mix, partners
+from revit.data.augment import AugmentOptions, augment, augment_masks, crops, mix, partners
 from revit.data.spec import Crop
 
 
@@ -13,7 +13,17 @@ def images(count=6, channels=3, height=12, width=12):
 
 
 EVERYTHING = AugmentOptions(
-    rotate=180, shift=2, flip=True, flip_vertical=True, brightness=0.3, contrast=0.3, saturation=0.3, hue=0.1
+    rotate=180,
+    shift=2,
+    zoom=0.1,
+    shear=0.1,
+    elastic=1.0,
+    flip=True,
+    flip_vertical=True,
+    brightness=0.3,
+    contrast=0.3,
+    saturation=0.3,
+    hue=0.1,
 )
 
 
@@ -222,4 +232,68 @@ def test_partners_are_others_and_belong_to_the_sample():
 )
 def test_wrong_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
+        AugmentOptions(**options)
+
+
+def ramps(size):
+    """Two channels whose values are their own coordinates, x and y: a moved image shows where each pixel came from."""
+    y, x = torch.meshgrid(*(torch.arange(size, dtype=torch.float64),) * 2, indexing="ij")
+    return torch.stack([x, y])
+
+
+def linear_maps(moved, size):
+    """The map about the centre from new to old coordinates of each image of moved ramps, [B, 2, 2], from its inner pixels."""
+    inside = slice(size // 2 - 3, size // 2 + 4)
+    window = moved[:, :, inside, inside]
+    return torch.stack([(window[..., -1] - window[..., 0]).mean(-1), (window[..., -1, :] - window[..., 0, :]).mean(-1)], -1) / 6
+
+
+def test_zoom_changes_the_size_and_nothing_else():
+    size = 41
+    moved = augment(ramps(size).expand(200, 2, size, size), AugmentOptions(zoom=0.2), np.arange(200), 0, 0)
+    assert torch.allclose(moved[:, :, 20, 20], torch.full((200, 2), 20.0, dtype=torch.float64), atol=1e-9)  # about the centre
+    maps = linear_maps(moved, size)
+    factors = 1 / maps[:, 0, 0]
+    assert torch.allclose(maps, torch.eye(2, dtype=torch.float64) / factors[:, None, None], atol=1e-9)
+    assert 0.8 <= factors.min() < 0.83 and 1.17 < factors.max() <= 1.2 and abs(factors.mean() - 1) < 0.03
+
+
+def test_shear_keeps_areas_and_one_line_of_any_direction():
+    size = 41
+    moved = augment(ramps(size).expand(400, 2, size, size), AugmentOptions(shear=0.3), np.arange(400), 0, 0)
+    maps = linear_maps(moved, size)
+    assert torch.allclose(torch.linalg.det(maps), torch.ones(400, dtype=torch.float64), atol=1e-9)
+    assert torch.allclose(maps.diagonal(dim1=1, dim2=2).sum(-1), torch.full((400,), 2.0, dtype=torch.float64), atol=1e-9)
+    slopes = torch.linalg.matrix_norm(maps - torch.eye(2, dtype=torch.float64))  # of a shear: the length of its only term
+    assert 0.27 < slopes.max() <= 0.3 and slopes.min() < 0.03
+    kept = torch.linalg.svd(maps - torch.eye(2, dtype=torch.float64)).Vh[:, 1]  # the line that stays
+    directions = torch.atan2(kept[:, 1], kept[:, 0]) % np.pi
+    assert torch.histc(directions, 4, 0, np.pi).min() > 60
+
+
+def test_elastic_moves_pixels_smoothly_by_little():
+    size = 28
+    moved = augment(ramps(size).expand(100, 2, size, size), AugmentOptions(elastic=1.5), np.arange(100), 0, 0)
+    inside = moved[:, :, 4:-4, 4:-4] - ramps(size)[:, 4:-4, 4:-4]
+    assert 1 < inside.abs().max() < 1.5 * 1.6  # between the nodes it can be more than at them
+    assert abs(inside.mean()) < 0.05 and 0.4 < inside.std() < 1
+    steps = inside.diff(dim=-1).abs()
+    assert steps.max() < 1  # no pixel passes another: the image does not fold
+    assert (inside.flatten(1).std(1) > 0.2).all()  # no mere shift
+    small = augment(ramps(size).expand(100, 2, size, size), AugmentOptions(elastic=0.15), np.arange(100), 0, 0)
+    torch.testing.assert_close(10 * (small - ramps(size))[:, :, 4:-4, 4:-4], inside, atol=1e-9, rtol=0)
+
+
+def test_bent_masks_stay_with_their_images():
+    options = AugmentOptions(rotate=180, shift=2, zoom=0.2, shear=0.2, elastic=1.5, flip=True, fill="border")
+    y, x = torch.meshgrid(*(torch.arange(40),) * 2, indexing="ij")
+    masks = ((x - 14) ** 2 + (y - 22) ** 2 < 80).long().expand(12, 40, 40)
+    shown = augment(masks[:, None].double(), options, np.arange(12), 0, 0)[:, 0]
+    moved = augment_masks(masks, options, np.arange(12), 0, 0)
+    assert (moved == (shown > 0.5)).double().mean() > 0.99 and not torch.equal(moved, masks)
+
+
+@pytest.mark.parametrize("options", [{"zoom": 1.0}, {"shear": 1.2}, {"elastic": -1.0}])
+def test_bends_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match=f"augment.{next(iter(options))} must be"):
         AugmentOptions(**options)
