@@ -16,7 +16,7 @@ from revit.cli.parser import Parser, UsageError
 from revit.cli.report import print_audit, print_scores, report_audit, report_scores
 from revit.cli.runs import LoadedRun, build_model, checkpoint_config, load_run
 from revit.cli.scanning import open_with_progress
-from revit.data import Dataset
+from revit.data import Dataset, Images
 from revit.data.loader import EvalLoader, Reading, Share, TrainLoader
 from revit.evaluation import draw_curves
 from revit.evaluation.collect import Outputs
@@ -50,6 +50,9 @@ def run(words: list[str]) -> int:
     parser.add_argument("--allow-change", metavar="NAMES", type=str, help="what --resume may find changed: train.lr,processes")
     parser.add_argument("--match-params", metavar="N", type=int, help="the largest width with at most N parameters")
     parser.add_argument("--on-bad", metavar="stop|skip", type=str, help="images that cannot be read: stop, or skip and report")
+    parser.add_argument(
+        "--no-test", action="store_true", help="a trial: scores of validation images, the test images stay unread"
+    )
     parser.add_argument("--print_config", action="store_true", help="print the whole recipe and exit")
     parser.add_recipe_options()
     print_config = "--print_config" in words  # the parser has a meaning of its own for this word, so it does not see it
@@ -70,6 +73,7 @@ def run(words: list[str]) -> int:
             print(recipe.to_yaml(), end="")
             return 0
     model = _built(recipe, dataset)
+    held_out = "val" if options.no_test else "test"
     with RunFolder(_out(options, accelerator)) as folder:
         if accelerator.is_main_process:
             folder.start(recipe, resume=options.resume, may_change=may_change)
@@ -78,12 +82,12 @@ def run(words: list[str]) -> int:
         try:
             with stop_requests() as stop:
                 training = _training(model, recipe, dataset, folder, accelerator, console, stop)
-                best, outputs = _train_and_test(training, dataset, recipe, resume=options.resume)
+                best, outputs = _train_and_test(training, dataset, recipe, held_out, resume=options.resume)
         except Interrupted as interruption:
             console.print(f"stopped; `revit train {folder.path} --resume` goes on from here", highlight=False, soft_wrap=True)
             return interruption.code
         if accelerator.is_main_process:
-            _finish(best, outputs, training, dataset, console)
+            _finish(best, outputs, training, dataset.split(held_out), PARTS[held_out], console)
     # What exchanges gradients goes before the process group: as its last owner it would wait for the threads of gloo while it
     # holds the interpreter's lock, which these may be waiting for, and the run would never end.
     del training
@@ -92,14 +96,16 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _train_and_test(training: Training, dataset: Dataset, recipe: Recipe, *, resume: bool) -> tuple[LoadedRun, Answers | None]:
+def _train_and_test(
+    training: Training, dataset: Dataset, recipe: Recipe, held_out: str, *, resume: bool
+) -> tuple[LoadedRun, Answers | None]:
     try:
         if resume:
             training.resume()
         training.run()
         training.accelerator.wait_for_everyone()  # until the first process has written the best epoch
         best = load_run(training.folder.path)
-        return best, _test(best, dataset, recipe, training)
+        return best, _test(best, dataset.split(held_out), PARTS[held_out], recipe, training)
     finally:
         for watcher in training.watchers:
             watcher.close()
@@ -191,28 +197,31 @@ def _reading(recipe: Recipe, accelerator: Accelerator) -> Reading:
     return Reading(share, recipe.data.workers, recipe.data.on_bad, recipe.data.max_bad)
 
 
-def _test(run: LoadedRun, dataset: Dataset, recipe: Recipe, training: Training) -> Answers | None:
-    """The test split, read once, by the best epoch: each process its share. Nothing if that has been done."""
-    if (run.path / RESULT).exists():
+def _test(run: LoadedRun, images: Images, part: str, recipe: Recipe, training: Training) -> Answers | None:
+    """The test images, read once, by the best epoch (or validation images, in a trial): each process its share. Nothing if that
+    has been done."""
+    if (run.path / RESULT).exists() or (run.path / f"{part}.json").exists():
         return None
     device = training.accelerator.device
-    loader = EvalLoader(dataset.test, dataset.spec, batch_size=EVAL_BATCH, reading=_reading(recipe, training.accelerator))
+    loader = EvalLoader(images, run.spec, batch_size=EVAL_BATCH, reading=_reading(recipe, training.accelerator))
     task = task_of(run.spec)
     outputs = task.collect(run.model.to(device), loader, device, training.dtype, check=training.stop.check)
     joined: Answers = task.join(gather_object([outputs]))
     return joined
 
 
-def _finish(run: LoadedRun, outputs: Answers | None, training: Training, dataset: Dataset, console: Console) -> None:
-    """Test, curves, audit: the files of a finished run, and what to try next."""
+def _finish(run: LoadedRun, outputs: Answers | None, training: Training, images: Images, part: str, console: Console) -> None:
+    """Scores, curves, audit: the files of a finished run, and what to try next."""
     folder, history = run.path, training.progress.history
     if outputs is None:
-        result = json.loads((folder / RESULT).read_text())
+        done = RESULT if (folder / RESULT).exists() else f"{part}.json"
+        result = json.loads((folder / done).read_text())
         iou = f", mean IoU {result['mean_iou']:.2%}" if "mean_iou" in result else ""
-        console.print(f"finished before: test accuracy {result['accuracy']:.2%}{iou} in {folder / RESULT}", highlight=False)
+        scored = f"{result['split']} accuracy {result['accuracy']:.2%}{iou}"
+        console.print(f"finished before: {scored} in {folder / done}", highlight=False)
         return
     draw_curves(history, folder / "curves.png")
-    audit = report_audit(dataset.test, run, folder)
+    audit = report_audit(images, run, folder)
     best = training.progress.best
     metric = training.progress.metric
     facts = {
@@ -221,9 +230,9 @@ def _finish(run: LoadedRun, outputs: Answers | None, training: Training, dataset
         "training_seconds": round(sum(row["seconds"] for row in history), 1),
         "consistency_percent": audit.mean_consistency_percent,
     }
-    scores = report_scores(outputs, run, "test", folder, RESULT.removesuffix(".json"), **facts)  # last: it says "finished"
+    scores = report_scores(outputs, run, part, folder, part, **facts)  # last: it says "finished"
     chosen = f"validation {NAMES[metric]} {best[f'val_{metric}']:.2%}"
     console.print(f"chosen epoch {best['epoch']}: {chosen}", highlight=False)
-    print_scores(console, scores, "test", len(outputs.samples))
+    print_scores(console, scores, part, len(outputs.samples))
     print_audit(console, audit)
     console.print(f"weights, results and pictures are in {folder}", highlight=False, soft_wrap=True)

@@ -11,7 +11,9 @@ import pytest
 import yaml
 from accelerate import Accelerator
 
-from revit.cli import main
+from revit.cli import main, train
+from revit.cli.report import report_audit
+from revit.data.loader import EvalLoader
 from revit.training.checkpoint import read_checkpoint
 from revit.training.loop import Training
 from tests.cli.conftest import TINY, png_folder
@@ -63,6 +65,24 @@ def test_resuming_a_finished_run_reads_the_test_no_more(run, capsys):
     assert main(["train", str(run), "--resume"]) == 0
     assert "finished before: test accuracy" in capsys.readouterr().out
     assert (run / "test.json").read_text() == before
+
+
+def test_a_trial_leaves_the_test_images_unread(npz, capsys, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        train, "EvalLoader", lambda images, *rest, **more: read.append(images) or EvalLoader(images, *rest, **more)
+    )
+    monkeypatch.setattr(train, "report_audit", lambda images, *rest: read.append(images) or report_audit(images, *rest))
+    assert main([*npz, "--out", "trial", "--no-test"]) == 0
+    assert not Path("trial/test.json").exists()
+    result = json.loads(Path("trial/validation.json").read_text())
+    assert result["split"] == "validation" and result["accuracy"] == result["validation_accuracy"]
+    assert {len(images) for images in read} == {result["images"]} != {21}
+    assert "validation: accuracy" in capsys.readouterr().out
+    assert main(["train", "trial", "--resume", "--no-test"]) == 0
+    assert "finished before: validation accuracy" in capsys.readouterr().out
+    assert main(["train", "trial", "--resume"]) == 0  # the one time that it is read
+    assert json.loads(Path("trial/test.json").read_text())["images"] == 21
 
 
 def test_a_run_folder_is_a_recipe(run):
