@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import yaml
 
 from revit.reproduce.document import headline, results_page
 from revit.reproduce.gallery import our_points
@@ -128,3 +129,18 @@ def test_the_page_says_what_is_there_and_what_is_not(tmp_path):
     assert "| PCam, halved, p4 | 0.042795 ± 0.005889 | 1.0e-08 ± 0.000000 |" in headline(tmp_path)
     (point,) = our_points(tmp_path)
     assert (point.family, point.group, point.rotmnist, point.pcam, point.ours) == ("G-CSA", "p4", 97.9, None, True)
+
+
+def test_the_page_shows_the_trials_that_choices_rest_on(tmp_path):
+    assert "## Choices" not in results_page(tmp_path)
+    (tmp_path / "trials").mkdir()
+    trial = {
+        "validation_accuracy": 0.9845, "parameters": 94676, "epochs": 30, "training_seconds": 1800.0, "threads": 1, "seed": 0,
+        "commit": "1234567", "command": "revit train rotmnist_p4_fast --data-root DIR --no-test",
+    }  # fmt: skip
+    (tmp_path / "trials" / "turned.json").write_text(json.dumps(trial))
+    asked = [{"question": "Bend the images?", "answer": "No.", "runs": {"turned": "turned only"}}]
+    (tmp_path / "trials.yaml").write_text(yaml.safe_dump(asked))
+    page = results_page(tmp_path)
+    assert "### Bend the images?" in page and "\nNo.\n" in page
+    assert "| turned only | 98.45 | 94,676 | 30 | 30 | 1 | 0 | 1234567 | `revit train rotmnist_p4_fast --data-root DIR" in page
