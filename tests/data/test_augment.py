@@ -53,16 +53,16 @@ def test_quarter_turns_are_rot90():
     assert max(found.count(k) for k in range(4)) < 32  # no angle is drawn twice as often
 
 
-def test_bicubic_turns_blur_less_and_stay_in_range():
-    """A wave of six pixels, turned: closer to the wave that is drawn at that angle."""
+def test_bicubic_and_fourier_turns_blur_less_and_stay_in_range():
+    """A wave that fits the image six times, turned: closer to the wave that is drawn at that angle."""
     y, x = torch.meshgrid(*(torch.arange(33, dtype=torch.float64) - 16,) * 2, indexing="ij")
 
     def wave(degrees):
         angle = np.radians(degrees)
-        return (0.5 + 0.5 * torch.cos((x * np.cos(angle) - y * np.sin(angle)) * 2 * np.pi / 6))[None, None]
+        return (0.5 + 0.5 * torch.cos((x * np.cos(angle) - y * np.sin(angle)) * 2 * np.pi / 5.5))[None, None]
 
     errors = {}
-    for name in ("bilinear", "bicubic"):
+    for name in ("bilinear", "bicubic", "fourier"):
         options = AugmentOptions(rotate=30, rotate_step=30, interpolation=name)
         turned = augment(wave(0).expand(16, 1, 33, 33), options, np.arange(16), 0, 0)
         assert turned.min() >= 0 and turned.max() <= 1
@@ -70,11 +70,26 @@ def test_bicubic_turns_blur_less_and_stay_in_range():
         errors[name] = [min((image[inside[1:]] - wave(a)[0][inside[1:]]).abs().max() for a in (30, -30)) for image in turned]
     turned_away = [a > 1e-9 and a < 0.5 for a in errors["bilinear"]]
     assert sum(turned_away) > 4  # the others were left as they are
-    assert all(b < 0.5 * a for a, b, moved in zip(errors["bilinear"], errors["bicubic"], turned_away, strict=True) if moved)
-    torch.testing.assert_close(
-        augment(images(), AugmentOptions(rotate=180, rotate_step=90, interpolation="bicubic"), np.arange(6), 0, 0),
-        augment(images(), AugmentOptions(rotate=180, rotate_step=90), np.arange(6), 0, 0),
-    )  # pixels onto pixels
+    for better, worse in (("bicubic", "bilinear"), ("fourier", "bicubic")):
+        pairs = zip(errors[better], errors[worse], turned_away, strict=True)
+        assert all(b < 0.5 * a for b, a, moved in pairs if moved)
+    for name in ("bicubic", "fourier"):
+        torch.testing.assert_close(
+            augment(images(), AugmentOptions(rotate=180, rotate_step=90, interpolation=name), np.arange(6), 0, 0),
+            augment(images(), AugmentOptions(rotate=180, rotate_step=90), np.arange(6), 0, 0),
+        )  # pixels onto pixels
+
+
+@pytest.mark.parametrize("size", [8, 9])
+def test_fourier_interpolation_is_that_of_the_discrete_transform(size):
+    """Waves with fewer than half a turn a pixel are drawn between the pixels as they are; sizes need not be equal."""
+    from revit.data.augment import _doubled
+
+    place = torch.arange(2 * size - 1, dtype=torch.float64) / 2
+    for k in range((size + 1) // 2):
+        wave = torch.cos(2 * torch.pi * k * place / size + 0.3)
+        column = torch.cos(2 * torch.pi * place[:9] / 5 - 1)  # 5 pixels
+        torch.testing.assert_close(_doubled(column[::2, None] * wave[::2]), column[:, None] * wave, atol=1e-12, rtol=0)
 
 
 def test_steps_of_45_degrees():
@@ -226,7 +241,7 @@ def test_partners_are_others_and_belong_to_the_sample():
         ({"hue": 0.7}, "augment.hue must be at most 0.5, got 0.7"),
         ({"contrast": 2}, "augment.contrast must be at most 1, got 2"),
         ({"fill": "grey"}, "augment.fill must be zeros, border, reflection, got 'grey'"),
-        ({"interpolation": "nearest"}, "augment.interpolation must be bilinear or bicubic, got 'nearest'"),
+        ({"interpolation": "nearest"}, "augment.interpolation must be bilinear, bicubic, fourier, got 'nearest'"),
         ({"rotate": 10, "rotate_step": 45}, "augment.rotate_step"),
     ],
 )
