@@ -54,12 +54,12 @@ def test_quarter_turns_are_rot90():
 
 
 def test_bicubic_and_fourier_turns_blur_less_and_stay_in_range():
-    """A wave that fits the image six times, turned: closer to the wave that is drawn at that angle."""
+    """A wave of three pixels, turned: closer to the wave that is drawn at that angle."""
     y, x = torch.meshgrid(*(torch.arange(33, dtype=torch.float64) - 16,) * 2, indexing="ij")
 
     def wave(degrees):
         angle = np.radians(degrees)
-        return (0.5 + 0.5 * torch.cos((x * np.cos(angle) - y * np.sin(angle)) * 2 * np.pi / 5.5))[None, None]
+        return (0.5 + 0.5 * torch.cos((x * np.cos(angle) - y * np.sin(angle)) * 2 * np.pi / 3))[None, None]
 
     errors = {}
     for name in ("bilinear", "bicubic", "fourier"):
