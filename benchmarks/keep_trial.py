@@ -2,8 +2,9 @@
 
 python benchmarks/keep_trial.py RUN NAME
 
-RUN is a folder that `revit train ... --no-test` wrote. `results/trials/NAME.json` gets its facts; `results/trials.yaml` says
-what was asked and what follows, and `python benchmarks/tables.py` writes the page.
+RUN is a folder that `revit train ... --no-test` wrote (or a run with a test, whose scores are left there).
+`results/trials/NAME.json` gets its facts; `results/trials.yaml` says what was asked and what follows, and
+`python benchmarks/tables.py` writes the page.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = (
     "command", "commit", "started", "versions", "threads", "machine", "device", "data", "seed", "parameters", "epochs", "epoch",
-    "training_seconds", "validation_accuracy", "loss",
+    "training_seconds", "validation_accuracy",
 )  # fmt: skip
 FOLDERS = ("--data-root", "--out")
 
@@ -30,7 +31,10 @@ def without_folders(command: str) -> str:
 
 
 def main(run: Path, name: str) -> None:
-    facts = json.loads((run / "validation.json").read_text())
+    found = [run / name for name in ("validation.json", "test.json") if (run / name).is_file()]
+    if not found:
+        raise SystemExit(f"{run}: not a finished run")
+    facts = json.loads(found[0].read_text())
     kept = {key: facts[key] for key in KEPT}
     kept["command"] = without_folders(kept["command"])
     path = ROOT / "results" / "trials" / f"{name}.json"
