@@ -2,16 +2,21 @@
 
 python benchmarks/keep_trial.py RUN NAME
 
-RUN is a folder that `revit train ... --no-test` wrote (or a run with a test, whose scores are left there).
+RUN is a folder that `revit train ... --no-test` wrote (or a run with a test, whose scores are
+left there, or one that was stopped).
 `results/trials/NAME.json` gets its facts; `results/trials.yaml` says what was asked and what follows, and
 `python benchmarks/tables.py` writes the page.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+from revit.cli.runs import load_run
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = (
@@ -30,12 +35,30 @@ def without_folders(command: str) -> str:
     return " ".join(words)
 
 
+def found_by(run: Path) -> dict[str, Any]:
+    """The facts of a finished run, or what one that was stopped has found until then."""
+    for name in ("validation.json", "test.json"):
+        if (run / name).is_file():
+            facts = json.loads((run / name).read_text())
+            return {key: facts[key] for key in KEPT}
+    with (run / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    trained = load_run(run)
+    facts = {
+        **json.loads((run / "env.json").read_text()),
+        "data": trained.spec.source,
+        "seed": trained.recipe["train"]["seed"],
+        "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
+        "epochs": len(rows),
+        "epoch": len(rows),
+        "training_seconds": round(sum(float(row["seconds"]) for row in rows), 1),
+        "validation_accuracy": float(rows[-1]["val_accuracy"]),
+    }
+    return {**{key: facts[key] for key in KEPT}, "epochs_planned": trained.recipe["train"]["epochs"]}
+
+
 def main(run: Path, name: str) -> None:
-    found = [run / name for name in ("validation.json", "test.json") if (run / name).is_file()]
-    if not found:
-        raise SystemExit(f"{run}: not a finished run")
-    facts = json.loads(found[0].read_text())
-    kept = {key: facts[key] for key in KEPT}
+    kept = found_by(run)
     kept["command"] = without_folders(kept["command"])
     path = ROOT / "results" / "trials" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)

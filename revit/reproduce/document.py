@@ -121,8 +121,11 @@ def _choices(folder: Path) -> list[str]:
         rows = []
         for name, label in trial["runs"].items():
             facts = json.loads((folder / "trials" / f"{name}.json").read_text(encoding="utf-8"))
+            epochs = str(facts["epochs"])
+            if "epochs_planned" in facts:
+                epochs += f" of {facts['epochs_planned']}, stopped"
             rows.append([
-                label, f"{100 * facts['validation_accuracy']:.2f}", f"{facts['parameters']:,}", str(facts["epochs"]),
+                label, f"{100 * facts['validation_accuracy']:.2f}", f"{facts['parameters']:,}", epochs,
                 f"{facts['training_seconds'] / 60:.0f}", str(facts["threads"]), str(facts["seed"]), facts["commit"],
                 f"`{facts['command']}`",
             ])  # fmt: skip

@@ -139,8 +139,10 @@ def test_the_page_shows_the_trials_that_choices_rest_on(tmp_path):
         "commit": "1234567", "command": "revit train rotmnist_p4_fast --data-root DIR --no-test",
     }  # fmt: skip
     (tmp_path / "trials" / "turned.json").write_text(json.dumps(trial))
-    asked = [{"question": "Bend the images?", "answer": "No.", "runs": {"turned": "turned only"}}]
+    (tmp_path / "trials" / "bent.json").write_text(json.dumps({**trial, "epochs": 16, "epochs_planned": 30}))
+    asked = [{"question": "Bend the images?", "answer": "No.", "runs": {"turned": "turned only", "bent": "bent too"}}]
     (tmp_path / "trials.yaml").write_text(yaml.safe_dump(asked))
     page = results_page(tmp_path)
     assert "### Bend the images?" in page and "\nNo.\n" in page
+    assert "| bent too | 98.45 | 94,676 | 16 of 30, stopped |" in page
     assert "| turned only | 98.45 | 94,676 | 30 | 30 | 1 | 0 | 1234567 | `revit train rotmnist_p4_fast --data-root DIR" in page
