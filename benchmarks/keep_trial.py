@@ -36,13 +36,14 @@ def without_folders(command: str) -> str:
 
 
 def found_by(run: Path) -> dict[str, Any]:
-    """The facts of a finished run, or what one that was stopped has found until then."""
+    """The facts of a finished run, or what one that was stopped has found until then; and how it came there."""
+    with (run / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    history = {name: [float(row[name]) for row in rows] for name in ("train_accuracy", "val_accuracy")}
     for name in ("validation.json", "test.json"):
         if (run / name).is_file():
             facts = json.loads((run / name).read_text())
-            return {key: facts[key] for key in KEPT}
-    with (run / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
+            return {**{key: facts[key] for key in KEPT}, **history}
     trained = load_run(run)
     facts = {
         **json.loads((run / "env.json").read_text()),
@@ -54,7 +55,7 @@ def found_by(run: Path) -> dict[str, Any]:
         "training_seconds": round(sum(float(row["seconds"]) for row in rows), 1),
         "validation_accuracy": float(rows[-1]["val_accuracy"]),
     }
-    return {**{key: facts[key] for key in KEPT}, "epochs_planned": trained.recipe["train"]["epochs"]}
+    return {**{key: facts[key] for key in KEPT}, "epochs_planned": trained.recipe["train"]["epochs"], **history}
 
 
 def main(run: Path, name: str) -> None:
@@ -62,7 +63,7 @@ def main(run: Path, name: str) -> None:
     kept["command"] = without_folders(kept["command"])
     path = ROOT / "results" / "trials" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    path.write_text(json.dumps(kept) + "\n")
     print(f"{path.relative_to(ROOT)}: {kept['validation_accuracy']:.2%} of the validation images")
 
 
