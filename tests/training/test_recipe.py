@@ -37,7 +37,7 @@ def test_every_trainable_row_has_a_recipe():
         *("pcam_z2_sa", "pcam_p4_sa", "pcam_p8_sa", "pcam_p4m_sa"),
         *("rotmnist_p4_alpha", "pcam_p4_alpha", "pcam_p4m_alpha", "rotmnist_p4_resnet", "imagenet_p4m_resnet"),
     }
-    assert names == rows | {"demo", "folder", "segmentation", "rotmnist_p4_fast", "rotmnist_p4_joint"}
+    assert names == rows | {"demo", "folder", "segmentation", "rotmnist_p4_fast", "rotmnist_p4_joint", "rotmnist_p4_long"}
     assert all(description for description in list_recipes().values())
 
 
