@@ -14,8 +14,8 @@ FOLDER = resources.files("revit") / "weights"
 NAMES = list_models(pretrained=True)
 
 
-def test_a_model_of_rotated_digits_is_there():
-    assert "revit_rotmnist_p4" in NAMES
+def test_models_of_rotated_digits_are_there():
+    assert {"revit_rotmnist_p4", "revit_rotmnist_p4_44k"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
