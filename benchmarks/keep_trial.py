@@ -37,6 +37,8 @@ def without_folders(command: str) -> str:
 
 def found_by(run: Path) -> dict[str, Any]:
     """The facts of a finished run, or what one that was stopped has found until then; and how it came there."""
+    if not (run / "results.csv").is_file():
+        raise SystemExit(f"{run}: no run with a finished epoch; name a folder that `revit train` wrote")
     with (run / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     history = {name: [float(row[name]) for row in rows] for name in ("train_accuracy", "val_accuracy")}
