@@ -30,8 +30,8 @@ Tables are numbered as `revit reproduce` calls them; headings give the paper's o
 TRIALS_FILE = "trials.yaml"
 CHOICES = """## Choices, and their evidence
 
-What was tried before the trainings of this page, judged by validation images; the files are in `results/trials`. Commands
-without `--no-test` are older than that option: such runs read their test images at their end, which no choice rests on. With
+What was tried before the trainings of this page, judged by validation images; the files are in `results/trials`. Finished
+runs without `--no-test` are older than that option: they read their test images at their end, which no choice rests on. With
 2,000 validation images and accuracies near 98.5 %, one standard error is 0.27 points: differences of a few tenths between two
 runs decide little."""
 COMPLEXITY_FILE = "complexity.json"
