@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from revit.groups import Group
 from revit.nn.convolution import GroupLinear
 from revit.nn.dropout import DropPath, make_dropout
-from revit.nn.normalization import make_norm
+from revit.nn.normalization import FieldBatchNorm, KeptStatistics, make_norm
 
 
 class GroupMLP(nn.Module):
@@ -66,8 +67,30 @@ class TransformerBlock(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.scale1 * self.attn(self.norm1(x)))
-        return x + self.drop_path(self.scale2 * self.mlp(self.norm2(x)))
+        x = add_scaled(x, self.drop_path(self.attn(self.norm1(x))), self.scale1)
+        return add_scaled(x, self.drop_path(self.mlp(self.norm2(x))), self.scale2)
+
+
+def add_scaled(x: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
+    """`x + scale * branch`, for one number `scale`: in training on a CPU without a map for each of the products."""
+    eager = not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None)
+    if eager and x.is_cpu and torch.is_grad_enabled() and x.dtype == branch.dtype == scale.dtype and x.shape == branch.shape:
+        out: Tensor = _AddScaled.apply(x, branch, scale)
+        return out
+    return x + scale * branch
+
+
+class _AddScaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(branch, scale)
+        return torch.add(x, branch, alpha=scale.item())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        branch, scale = ctx.saved_tensors
+        (grad,) = grads
+        return grad, grad * scale, torch.dot(grad.flatten(), branch.flatten()).view_as(scale)
 
 
 def run_checkpointed(run: Callable[[Tensor], Tensor], x: Tensor, modules: Iterable[nn.Module]) -> Tensor:
@@ -76,12 +99,32 @@ def run_checkpointed(run: Callable[[Tensor], Tensor], x: Tensor, modules: Iterab
     `modules` are those that are run: the second pass must not count the batch twice in the statistics of batch norms.
     """
     norms = [module for part in modules for module in part.modules() if isinstance(module, _BatchNorm)]
+    kept = {norm: KeptStatistics() for norm in norms if isinstance(norm, FieldBatchNorm)}
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _frozen_statistics(norms)
+        return _keep_statistics(kept, again=False), _compute_again(norms, kept)
 
     out: Tensor = checkpoint(run, x, use_reentrant=False, context_fn=contexts)
     return out
+
+
+@contextmanager
+def _compute_again(norms: list[_BatchNorm], kept: dict[FieldBatchNorm, KeptStatistics]) -> Iterator[None]:
+    with _frozen_statistics(norms), _keep_statistics(kept, again=True):
+        yield
+
+
+@contextmanager
+def _keep_statistics(kept: dict[FieldBatchNorm, KeptStatistics], *, again: bool) -> Iterator[None]:
+    """Norms write down what they find, or read it `again`. A part of what is run may keep its own."""
+    before = {norm: norm.kept for norm in kept}
+    for norm, statistics in kept.items():
+        statistics.again, norm.kept = again, statistics
+    try:
+        yield
+    finally:
+        for norm in kept:
+            norm.kept = before[norm]
 
 
 @contextmanager

@@ -6,6 +6,7 @@ mode. Batch norm over [B, G, H, W] is that of `nn.BatchNorm3d`; layer norm acts 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,28 +14,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NORMS = ("batch", "layer")
+DIGITS_LOST = 16.0
+"""Times the variance that the square of the mean may be until sums of squares are not taken: one digit and a half."""
+MANY = 10**6
+"""Numbers in a map from which on plain sums are faster than torch's gradients of a batch norm."""
 
 
 class FieldBatchNorm(nn.BatchNorm3d):
     """`nn.BatchNorm3d` on [B, C, G, H, W]: one mean and variance per field, faster in training on a CPU.
 
-    The statistics of torch are slow there beside plain sums. Two passes, the second on what is left of the mean, lose no
-    digits either.
+    Statistics and gradients of torch are slow there beside plain sums. Where a part of a model is computed a second time for
+    the backward pass, `kept` hands it the statistics of the first time.
     """
+
+    kept: KeptStatistics | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if not self._is_fast_for(x):
             return super().forward(x)
-        out: Tensor
-        out, mean, variance = _BatchNorm.apply(x, self.weight, self.bias, self.eps)
+        again = self.kept is not None and self.kept.again
+        found = self.kept.found.pop(0) if self.kept and again and self.kept.found else field_statistics(x)
+        if self.kept and not again:
+            self.kept.found.append(found)
+        if not again:
+            self._remember(*found, x.numel() // x.shape[1])
+        out: Tensor = _BatchNorm.apply(x, self.weight, self.bias, *found, self.eps)
+        return out
+
+    def _remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             momentum = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
-            count = x.numel() // x.shape[1]
             self.running_mean.lerp_(mean, momentum)
             self.running_var.lerp_(variance * (count / (count - 1)), momentum)
-        return out
 
     def _is_fast_for(self, x: Tensor) -> bool:
         """In training, eagerly, on a CPU, at one precision; what is wrong with x is left to `nn.BatchNorm3d` to say."""
@@ -45,33 +58,64 @@ class FieldBatchNorm(nn.BatchNorm3d):
         return self.training and eager and plain and fits
 
 
+@dataclass
+class KeptStatistics:
+    """What a norm found in each call while a part of a model was run, in order; `again` in the second run of it."""
+
+    found: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    again: bool = False
+
+
+@torch.no_grad()
+def field_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance [C] of the fields of x [B, C, G, H, W].
+
+    The variance is the mean square less the square of the mean, by rows of the memory. Where the mean is so large that this
+    would lose digits, it is the mean square of what is left of the mean, a pass and a copy more.
+    """
+    rows, share = x.flatten(2), x.shape[1] / x.numel()  # [B, C, G*H*W]
+    mean = rows.mean(2).mean(0)
+    variance = torch.linalg.vector_norm(rows, dim=2).square().sum(0) * share - mean.square()
+    if bool((mean.square() > DIGITS_LOST * variance).any()):
+        variance = torch.linalg.vector_norm(rows - mean.unsqueeze(1), dim=2).square().sum(0) * share
+    return mean, variance
+
+
 class _BatchNorm(torch.autograd.Function):
-    """x [B, C, G, H, W] normalised over all but the fields, and the mean and variance [C] that were taken out."""
+    """x [B, C, G, H, W] normalised over all but the fields by its mean and variance [C]; gradients go through these as well."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        mean = x.flatten(2).mean(2).mean(0)
-        out = x - mean.view(-1, 1, 1, 1)
-        squares = torch.linalg.vector_norm(out.flatten(2), dim=2).square().sum(0)  # by rows: faster than all at once
-        variance = squares * (x.shape[1] / x.numel())
-        out.mul_((weight * (variance + eps).rsqrt()).view(-1, 1, 1, 1)).add_(bias.view(-1, 1, 1, 1))
-        return out, mean, variance
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, weight, _, ctx.eps = inputs
-        _, mean, variance = output
-        ctx.mark_non_differentiable(mean, variance)
-        ctx.save_for_backward(x, weight, mean, (variance + ctx.eps).rsqrt())
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
+        ctx.eps = eps
+        ctx.save_for_backward(x, weight, mean, (variance + eps).rsqrt())
+        if bool((mean.square() > DIGITS_LOST * variance).any()):
+            shape = (-1, 1, 1, 1)
+            out = (x - mean.view(shape)).mul_((weight * (variance + eps).rsqrt()).view(shape))
+            return out.add_(bias.view(shape))
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
-        wanted = list(ctx.needs_input_grad[:3])
-        found = torch.ops.aten.native_batch_norm_backward(
-            grads[0].contiguous(), x, weight, None, None, mean, scale, True, ctx.eps, wanted
-        )
-        return *(grad if needed else None for grad, needed in zip(found, wanted, strict=True)), None
+        wanted, grad = list(ctx.needs_input_grad[:3]), grads[0].contiguous()
+        if x.numel() < MANY or torch.is_grad_enabled():  # in the cache, or to be differentiated again
+            found = torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, mean, scale, True, ctx.eps, wanted)
+        else:
+            found = _gradients(grad, x, weight, mean, scale)
+        return *(grad if needed else None for grad, needed in zip(found, wanted, strict=True)), None, None, None
+
+
+def _gradients(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of x, weight and bias: two sums over each field, and what is left is `a grad + b x + c` with numbers for each field."""
+    rows, of_rows, share = x.flatten(2), grad.flatten(2), x.shape[1] / x.numel()
+    of_bias = of_rows.sum(2).sum(0)
+    products = torch.bmm(of_rows.flatten(0, 1).unsqueeze(1), rows.flatten(0, 1).unsqueeze(2)).view(rows.shape[:2]).sum(0)
+    of_weight = (products - mean * of_bias) * scale
+    a = weight * scale
+    b = -a * scale * of_weight * share
+    c = -a * of_bias * share - b * mean
+    of_x = torch.addcmul(c.view(-1, 1, 1, 1), x, b.view(-1, 1, 1, 1)).addcmul_(grad, a.view(-1, 1, 1, 1))
+    return of_x, of_weight, of_bias
 
 
 class FieldLayerNorm(nn.Module):

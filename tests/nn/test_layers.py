@@ -32,8 +32,9 @@ from revit.nn import (
     fit_to_stride,
     make_dropout,
     make_norm,
+    normalization,
 )
-from revit.nn.block import run_checkpointed
+from revit.nn.block import add_scaled, run_checkpointed
 from revit.nn.filter_bank import TurnedFilters
 
 
@@ -140,6 +141,53 @@ def test_batch_norm_is_that_of_torch(size, momentum):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
     theirs.load_state_dict(ours.state_dict())
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mean", [0.5, 1000.0])
+def test_batch_norm_of_large_maps_has_the_gradients_of_torch(mean):
+    """Beyond `MANY` numbers gradients are plain sums."""
+    ours, theirs = make_norm("batch", 3).double(), nn.BatchNorm3d(3).double()
+    x = 2 * torch.randn(8, 3, 4, 110, 100, dtype=torch.float64) + mean
+    assert x.numel() > normalization.MANY
+    found = []
+    for norm in (ours, theirs):
+        torch.manual_seed(0)
+        nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+        leaf, grad = x.clone().requires_grad_(), torch.randn_like(x)
+        out = norm(leaf)
+        found.append([out, *torch.autograd.grad(out, [leaf, norm.weight, norm.bias], grad), *norm.buffers()])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-10)
+
+
+def test_what_is_computed_again_takes_the_statistics_of_the_first_time(monkeypatch):
+    """Once a step, also in a block that is computed again with an MLP inside that is; and they are counted once."""
+    counted = []
+    found = normalization.field_statistics
+    monkeypatch.setattr(normalization, "field_statistics", lambda x: counted.append(x.shape) or found(x))
+    mlp = GroupMLP("p4", 4).train()
+    x = torch.randn(3, 4, 4, 5, 5, requires_grad=True)
+    mlp(x).sum().backward()
+    assert len(counted) == 2 and mlp.norm1.num_batches_tracked == 1 and mlp.norm1.kept is None
+    counted.clear()
+    module = block("p4").train()
+    run_checkpointed(module, x, [module]).sum().backward()
+    assert len(counted) <= 5  # four norms; the hidden one, which the inner part keeps for itself, a second time
+    assert all(norm.num_batches_tracked == 1 for norm in module.modules() if isinstance(norm, FieldBatchNorm))
+
+
+def test_residual_branches_are_added_by_their_scale():
+    """Values and derivatives, the second ones too, are those of the formula."""
+    x, branch = (torch.randn(2, 3, 4, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    scale = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+    found = []
+    for out in (add_scaled(x, branch, scale), x + scale * branch):
+        first = torch.autograd.grad(out.pow(3).sum(), [x, branch, scale], create_graph=True)
+        second = torch.autograd.grad(sum(grad.pow(2).sum() for grad in first), [x, branch, scale])
+        found.append([out, *first, *second])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+    with torch.autocast("cpu"):  # another precision on the branch
+        mixed = add_scaled(x.float(), branch.bfloat16(), scale.float())
+    torch.testing.assert_close(mixed, x.float() + scale.float() * branch.bfloat16())
 
 
 def test_batch_norm_leaves_to_torch_what_it_cannot_do_faster():
