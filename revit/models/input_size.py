@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from revit.exactness import EquivarianceError
 from revit.nn.attention import GroupConvAttention
-from revit.nn.pooling import Downsample, LiftingLayer
+from revit.nn.pooling import BlurPool, Downsample, LiftingLayer
 
-SIZED_LAYERS = LiftingLayer | Downsample | GroupConvAttention
+SIZED_LAYERS = LiftingLayer | Downsample | BlurPool | GroupConvAttention
 """The layers whose exactness depends on the size of their input."""
 
 

@@ -28,7 +28,7 @@ from revit.nn.block import GroupMLP, TransformerBlock, run_checkpointed
 from revit.nn.filter_bank import TurnedFilters
 from revit.nn.head import InvariantHead
 from revit.nn.normalization import make_norm
-from revit.nn.pooling import Downsample, LiftingLayer
+from revit.nn.pooling import BlurPool, Downsample, LiftingLayer
 
 INITS = ("normal", "released")
 
@@ -50,6 +50,7 @@ class REViT(nn.Module, Pretrained):
     `dims`, `depths` and `num_heads` have one entry per stage; a whole number means a flat model of one stage. `stride` has one
     entry per layer of the stem: `stride=2` is a lifting layer that halves the image, `(2, 2)` a lifting stem, whose inner
     layers have half the fields of the first stage. Attention, projection and filters are those of `GroupConvAttention`.
+    `smooth_strides` convolve at every pixel and blur before pixels are left out, for groups with turns of less than 90 degrees.
     `odd_strides`, `elementwise_dropout` and `init="released"` are what the released code does. Where the input size makes
     exact equivariance impossible, the model raises `EquivarianceError`, or warns once if not `strict`.
     """
@@ -80,6 +81,7 @@ class REViT(nn.Module, Pretrained):
         drop_path_rate: float = 0.0,
         elementwise_dropout: bool = False,
         odd_strides: bool = False,
+        smooth_strides: bool = False,
         init: str = "normal",
         strict: bool = True,
     ) -> None:
@@ -97,10 +99,13 @@ class REViT(nn.Module, Pretrained):
         self.reductions = [math.prod(strides) * 2**i for i in range(len(dims))]
         self.min_input_size = 2 * self.reductions[0]
 
-        scheme: dict[str, Any] = {"odd": odd_strides, "filters": filters, "strict": strict}
+        if smooth_strides and odd_strides:
+            raise ValueError("smooth_strides and odd_strides exclude each other: choose one")
+        scheme: dict[str, Any] = {"odd": odd_strides, "smooth": smooth_strides, "filters": filters, "strict": strict}
         widths = [max(1, dims[0] // 2)] * (len(strides) - 1) + [dims[0]]
-        self.stem = nn.Sequential(LiftingLayer(group, in_chans, widths[0], stride=strides[0], **scheme))
-        self.stem.extend([make_norm(norm, widths[0]), nn.ReLU(inplace=True)])
+        lifting = LiftingLayer(group, in_chans, widths[0], stride=strides[0], **scheme)
+        self.stem = nn.Sequential(lifting, make_norm(norm, widths[0]), nn.ReLU(inplace=True))
+        self.stem.extend([BlurPool() for _ in range(lifting.halvings)])
         for before, after in pairwise(widths):
             self.stem.extend([Downsample(group, before, after, **scheme), make_norm(norm, after), nn.ReLU(inplace=True)])
 

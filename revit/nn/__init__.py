@@ -8,11 +8,12 @@ from revit.nn.convolution import GroupConv, GroupLinear, LiftingConv
 from revit.nn.dropout import DropPath, make_dropout
 from revit.nn.head import InvariantHead
 from revit.nn.normalization import FieldBatchNorm, FieldLayerNorm, make_norm
-from revit.nn.pooling import Downsample, GroupPool, LiftingLayer, SpatialPool, fit_to_stride
+from revit.nn.pooling import BlurPool, Downsample, GroupPool, LiftingLayer, SpatialPool, fit_to_stride
 from revit.nn.relative_attention import RelativeSelfAttention
 from revit.nn.upsampling import UpsampleJoin, upsample_to
 
 __all__ = [
+    "BlurPool",
     "Canonical",
     "ConvProjection",
     "Downsample",

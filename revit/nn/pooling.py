@@ -2,14 +2,16 @@ r"""Pooling over the group and over space, and down-sampling that is exact at ev
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revit.exactness import next_multiple
+from revit.exactness import Sampling, next_multiple
 from revit.groups import Group
 from revit.nn.convolution import GroupConv, LiftingConv
 
 POOLS = ("max", "mean")
+BLUR = (1 / 8, 3 / 8, 3 / 8, 1 / 8)
 
 
 class GroupPool(nn.Module):
@@ -50,21 +52,46 @@ def fit_to_stride(x: Tensor, stride: int) -> Tensor:
     return F.adaptive_avg_pool2d(x.flatten(0, -4) if x.ndim > 4 else x, size).view(*x.shape[:-2], *size)
 
 
+class BlurPool(nn.Module):
+    """Halves a map by means of 4 x 4 pixels with the weights 1, 3, 3, 1: [B, C, G, H, W] -> [B, C, G, ceil(H/2), ceil(W/2)].
+
+    Exact at every size, after `fit_to_stride`. What is finer than the new pixels is blurred away instead of being mistaken for
+    something coarser, which depends on the angle of the image: so turns by less than 90 degrees come out better.
+    """
+
+    sampling = Sampling(4, stride=2, padding=1)
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        return self.sampling.output_size(next_multiple(height, 2)), self.sampling.output_size(next_multiple(width, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = x.new_tensor(BLUR)
+        kernel = torch.outer(weights, weights).expand(x.shape[1] * x.shape[2], 1, -1, -1)
+        maps = fit_to_stride(x, 2).flatten(1, 2)
+        out = F.conv2d(maps, kernel, None, self.sampling.stride, self.sampling.padding, groups=len(kernel))
+        return out.unflatten(1, x.shape[1:3])
+
+
 class LiftingLayer(nn.Module):
     """Lifts an image onto the group and shrinks it by `stride`.
 
     `odd=False` (exact at every size): kernel 2*stride, padding stride/2, after `fit_to_stride`; kernel 3 for stride 1.
     `odd=True` (the released code): kernel 2*stride + 1, padding stride, exact only where the stride rule holds.
+    `smooth=True`: kernel 5 at every pixel; `halvings` is how many `BlurPool` are to follow the norm and its activation.
     """
 
     def __init__(
-        self, group: Group | str, in_channels: int, out_channels: int, *, stride: int, odd: bool, filters: str, strict: bool
-    ) -> None:
+        self, group: Group | str, in_channels: int, out_channels: int, *, stride: int, odd: bool, filters: str, strict: bool,
+        smooth: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        kernel_size, padding, self.fit = strided_kernel(stride, odd=odd, odd_kernel=2 * stride + 1)
+        self.halvings = stride.bit_length() - 1 if smooth else 0
+        if smooth and stride != 2**self.halvings:
+            raise ValueError(f"a smooth stride is 1, 2, 4, ..., got {stride}")
+        kernel_size, padding, self.fit = (5, 2, 1) if smooth else strided_kernel(stride, odd=odd, odd_kernel=2 * stride + 1)
         self.conv = LiftingConv(
             group, in_channels, out_channels, kernel_size,
-            stride=stride, padding=padding, bias=False, filters=filters, strict=strict,
+            stride=1 if smooth else stride, padding=padding, bias=False, filters=filters, strict=strict,
         )  # fmt: skip
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
@@ -78,25 +105,29 @@ class Downsample(nn.Module):
     """Halves a feature map and changes its fields: [B, C_in, G, H, W] -> [B, C_out, G, ceil(H/2), ceil(W/2)].
 
     `odd=False` (exact at every size): kernel 4, padding 1, after `fit_to_stride`. `odd=True` (the released code): kernel 3,
-    padding 1, exact for odd sizes only.
+    padding 1, exact for odd sizes only. `smooth=True`: `BlurPool`, then kernel 3 at every pixel, exact at every size.
     """
 
     def __init__(
-        self, group: Group | str, in_channels: int, out_channels: int, *, odd: bool = False, filters: str = "auto",
-        strict: bool = True,
+        self, group: Group | str, in_channels: int, out_channels: int, *, odd: bool = False, smooth: bool = False,
+        filters: str = "auto", strict: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        kernel_size, padding, self.fit = strided_kernel(2, odd=odd, odd_kernel=3)
+        self.blur = BlurPool() if smooth else nn.Identity()
+        stride = 1 if smooth else 2
+        kernel_size, padding, self.fit = strided_kernel(stride, odd=odd, odd_kernel=3)
         self.conv = GroupConv(
             group, in_channels, out_channels, kernel_size,
-            stride=2, padding=padding, bias=False, filters=filters, strict=strict,
+            stride=stride, padding=padding, bias=False, filters=filters, strict=strict,
         )  # fmt: skip
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
+        if isinstance(self.blur, BlurPool):
+            height, width = self.blur.output_size(height, width)
         return self.conv.output_size(next_multiple(height, self.fit), next_multiple(width, self.fit))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(fit_to_stride(x, self.fit))
+        return self.conv(fit_to_stride(self.blur(x), self.fit))
 
 
 def strided_kernel(stride: int, *, odd: bool, odd_kernel: int) -> tuple[int, int, int]:

@@ -1,8 +1,9 @@
-"""AdamW, and its state by the names of the parameters."""
+"""AdamW and Muon, and their state by the names of the parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +12,89 @@ from revit.training.recipe import TrainOptions
 from revit.training.sharding import shared_like, whole
 
 PREFIX = "optimizer/"
+ADAM_STEP = 0.2
+"""The root mean square of a usual step of AdamW, in learning rates (Liu et al. 2025)."""
 
 
-def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices and filters; norms, biases and scales are left alone."""
+def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
+    """The optimiser of a recipe, with weight decay on matrices and filters; norms, biases and scales are left alone."""
     spared = getattr(model, "no_weight_decay", set[str])()
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (others if parameter.ndim <= 1 or name in spared else decayed).append(parameter)
+    if options.optimizer == "muon":
+        classifier = getattr(model, "get_classifier", nn.Identity)()
+        last = {id(parameter) for parameter in classifier.parameters()}
+        hidden = [parameter for parameter in decayed if id(parameter) not in last]
+        decayed = [parameter for parameter in decayed if id(parameter) in last]
+        orthogonal = [{"params": hidden, "weight_decay": options.weight_decay, "orthogonal": True}] if hidden else []
+    else:
+        orthogonal = []
     groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=options.lr)
+    groups = [group for group in groups if group["params"]] + orthogonal
+    return Muon(groups, lr=options.lr) if options.optimizer == "muon" else torch.optim.AdamW(groups, lr=options.lr)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum made orthogonal for the matrices of groups with `orthogonal` (Jordan et al. 2024), AdamW for the others.
+
+    A weight [O, ...] is a matrix of O rows. Its step is the nearest (semi-)orthogonal matrix to the momentum: all directions
+    move alike, not only those with large gradients. It is scaled to the size of a step of AdamW (Liu et al. 2025), so one
+    learning rate and one weight decay serve for both.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float) -> None:
+        defaults = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "orthogonal": False}
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            update = self._orthogonal if group["orthogonal"] else self._adam
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    update(parameter, parameter.grad, group)
+
+    def _orthogonal(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        momentum = self._state(parameter, "exp_avg")
+        momentum.lerp_(grad, 1 - group["betas"][0])
+        matrix = orthogonalise(grad.lerp(momentum, group["betas"][0]).flatten(1))  # Nesterov's: a step ahead
+        size = ADAM_STEP * max(matrix.shape) ** 0.5
+        parameter.add_(matrix.view_as(parameter), alpha=-group["lr"] * size)
+
+    def _adam(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        (beta1, beta2), state = group["betas"], self.state[parameter]
+        mean, square = self._state(parameter, "exp_avg"), self._state(parameter, "exp_avg_sq")
+        step = state["step"] = state.get("step", torch.zeros(())) + 1
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        count = step.item()
+        scale = (square / (1 - beta2**count)).sqrt_().add_(group["eps"])
+        parameter.addcdiv_(mean, scale, value=-group["lr"] / (1 - beta1**count))
+
+    def _state(self, parameter: Tensor, key: str) -> Tensor:
+        state = self.state[parameter]
+        if key not in state:
+            state[key] = torch.zeros_like(parameter)
+        found: Tensor = state[key]
+        return found
+
+
+def orthogonalise(matrix: Tensor) -> Tensor:
+    """About the nearest matrix [M, N] with orthonormal rows, or columns if these are fewer: singular values near 1.
+
+    Five steps of a Newton-Schulz iteration with the coefficients of Jordan et al. 2024, which bring all singular values into
+    [0.7, 1.2] and not to 1, which a step does not need.
+    """
+    wide = matrix.shape[0] <= matrix.shape[1]
+    x = matrix if wide else matrix.T
+    x = x / x.norm().clamp_min(1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (2.0315 * (gram @ gram) - 4.7750 * gram) @ x
+    return x if wide else x.T
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ import yaml
 from revit.data.augment import AugmentOptions
 from revit.data.spec import DataOptions
 
+OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("onecycle", "cosine", "constant")
 PRECISIONS = ("float32", "bf16", "float64")
 SHARDINGS = ("ddp", "fsdp")
@@ -52,6 +53,7 @@ class ModelOptions:
         drop_path_rate: Stochastic depth of the last block; earlier ones have less.
         elementwise_dropout: Drop single numbers as the released code does.
         odd_strides: Strided kernels of odd size as in the released code, which are not exact at even sizes.
+        smooth_strides: Blur before pixels are left out: for groups with turns of less than 90 degrees, such as p8.
         init: normal or released.
         strict: Refuse input sizes where exact equivariance is impossible, instead of warning.
     """
@@ -78,6 +80,7 @@ class ModelOptions:
     drop_path_rate: float | None = None
     elementwise_dropout: bool | None = None
     odd_strides: bool | None = None
+    smooth_strides: bool | None = None
     init: str | None = None
     strict: bool | None = None
 
@@ -94,8 +97,9 @@ class TrainOptions:
         epochs: Passes over the training images.
         batch_size: Images of one optimiser step, over all processes.
         accumulate: Parts that a batch is computed in, to save memory; the step is the same.
+        optimizer: adamw, or muon (orthogonal steps for filters and matrices, AdamW for the rest).
         lr: Largest learning rate.
-        weight_decay: Of AdamW; norms and biases are left alone.
+        weight_decay: Of matrices and filters; norms and biases are left alone.
         schedule: onecycle (cosine up and down, momentum opposite), cosine (linear warm-up, cosine down) or constant.
         warmup: Share of all steps in which the learning rate rises.
         lr_start: Learning rate of the first step, relative to the largest.
@@ -114,6 +118,7 @@ class TrainOptions:
     epochs: int = 20
     batch_size: int = 64
     accumulate: int = 1
+    optimizer: str = "adamw"
     lr: float = 3e-3
     weight_decay: float = 0.01
     schedule: str = "onecycle"
@@ -145,9 +150,18 @@ class TrainOptions:
                 raise RecipeError(f"train.{name} must be 0 or more, got {getattr(self, name)}")
         if not self.lr > 0:
             raise RecipeError(f"train.lr must be above 0, got {self.lr}")
-        for name, choices in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("sharding", SHARDINGS)):
+        for name, choices in (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("precision", PRECISIONS),
+            ("sharding", SHARDINGS),
+        ):
             if getattr(self, name) not in choices:
                 raise RecipeError(f"train.{name} must be {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.optimizer == "muon" and self.sharding == "fsdp":
+            raise RecipeError(
+                "train.optimizer muon needs whole matrices, and train.sharding fsdp leaves parts: choose adamw, or ddp"
+            )
         if self.accumulate > self.batch_size:
             raise RecipeError(f"train.accumulate ({self.accumulate}) is larger than the batch ({self.batch_size})")
 
