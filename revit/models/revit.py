@@ -105,7 +105,7 @@ class REViT(nn.Module, Pretrained):
         widths = [max(1, dims[0] // 2)] * (len(strides) - 1) + [dims[0]]
         lifting = LiftingLayer(group, in_chans, widths[0], stride=strides[0], **scheme)
         self.stem = nn.Sequential(lifting, make_norm(norm, widths[0]), nn.ReLU(inplace=True))
-        self.stem.extend([BlurPool() for _ in range(lifting.halvings)])
+        self.stem.extend([BlurPool(group, widths[0]) for _ in range(lifting.halvings)])
         for before, after in pairwise(widths):
             self.stem.extend([Downsample(group, before, after, **scheme), make_norm(norm, after), nn.ReLU(inplace=True)])
 

@@ -52,24 +52,41 @@ def fit_to_stride(x: Tensor, stride: int) -> Tensor:
     return F.adaptive_avg_pool2d(x.flatten(0, -4) if x.ndim > 4 else x, size).view(*x.shape[:-2], *size)
 
 
-class BlurPool(nn.Module):
-    """Halves a map by means of 4 x 4 pixels with the weights 1, 3, 3, 1: [B, C, G, H, W] -> [B, C, G, ceil(H/2), ceil(W/2)].
+BLUR_SAMPLING = Sampling(4, stride=2, padding=1)
 
-    Exact at every size, after `fit_to_stride`. What is finer than the new pixels is blurred away instead of being mistaken for
-    something coarser, which depends on the angle of the image: so turns by less than 90 degrees come out better.
+
+def blur_pool(x: Tensor) -> Tensor:
+    """Halves the sides of [B, C, G, H, W] by means of 4 x 4 pixels with the weights 1, 3, 3, 1, after `fit_to_stride`."""
+    weights = x.new_tensor(BLUR)
+    kernel = torch.outer(weights, weights).expand(x.shape[1] * x.shape[2], 1, -1, -1)
+    maps = fit_to_stride(x, BLUR_SAMPLING.stride).flatten(1, 2)
+    out = F.conv2d(maps, kernel, None, BLUR_SAMPLING.stride, BLUR_SAMPLING.padding, groups=len(kernel))
+    return out.unflatten(1, x.shape[1:3])
+
+
+class BlurPool(nn.Module):
+    """`blur_pool`: [B, C, G, H, W] -> [B, C, G, ceil(H/2), ceil(W/2)], exact at every size.
+
+    What is finer than the new pixels is blurred away instead of being mistaken for something coarser, which depends on the
+    angle of the image: so turns by less than 90 degrees come out better.
     """
 
-    sampling = Sampling(4, stride=2, padding=1)
+    def __init__(self, group: Group | str, channels: int) -> None:
+        super().__init__()
+        self.group, self.channels = Group.parse(group), channels
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        return self.sampling.output_size(next_multiple(height, 2)), self.sampling.output_size(next_multiple(width, 2))
+        return halved(height, width)
+
+    def multiply_adds(self, height: int, width: int) -> int:
+        """Products for an output map of this size, of one image: |G| C 4^2 H' W'."""
+        return self.channels * self.group.order * BLUR_SAMPLING.kernel_size**2 * height * width
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = x.new_tensor(BLUR)
-        kernel = torch.outer(weights, weights).expand(x.shape[1] * x.shape[2], 1, -1, -1)
-        maps = fit_to_stride(x, 2).flatten(1, 2)
-        out = F.conv2d(maps, kernel, None, self.sampling.stride, self.sampling.padding, groups=len(kernel))
-        return out.unflatten(1, x.shape[1:3])
+        return blur_pool(x)
+
+    def extra_repr(self) -> str:
+        return f"{self.group}, {self.channels} fields, {BLUR_SAMPLING}"
 
 
 class LiftingLayer(nn.Module):
@@ -113,8 +130,7 @@ class Downsample(nn.Module):
         filters: str = "auto", strict: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.blur = BlurPool() if smooth else nn.Identity()
-        stride = 1 if smooth else 2
+        self.smooth, stride = smooth, 1 if smooth else 2
         kernel_size, padding, self.fit = strided_kernel(stride, odd=odd, odd_kernel=3)
         self.conv = GroupConv(
             group, in_channels, out_channels, kernel_size,
@@ -122,12 +138,21 @@ class Downsample(nn.Module):
         )  # fmt: skip
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        if isinstance(self.blur, BlurPool):
-            height, width = self.blur.output_size(height, width)
+        if self.smooth:
+            height, width = halved(height, width)
         return self.conv.output_size(next_multiple(height, self.fit), next_multiple(width, self.fit))
 
+    def multiply_adds(self, height: int, width: int) -> int:
+        """Products of the blur for an output map of this size, of one image; those of the convolution are its own."""
+        blurred = self.conv.in_channels * self.conv.group.order * BLUR_SAMPLING.kernel_size**2 * height * width
+        return blurred if self.smooth else 0
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(fit_to_stride(self.blur(x), self.fit))
+        return self.conv(blur_pool(x) if self.smooth else fit_to_stride(x, self.fit))
+
+
+def halved(height: int, width: int) -> tuple[int, int]:
+    return -(-height // 2), -(-width // 2)
 
 
 def strided_kernel(stride: int, *, odd: bool, odd_kernel: int) -> tuple[int, int, int]:

@@ -3,13 +3,16 @@
 import functools
 import io
 import itertools
+import math
 import shutil
 import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from revit.equivariance import equivariance_error
+from revit.evaluation.complexity import count_macs, measured_macs
 from revit.exactness import EquivarianceError
 from revit.models import FeatureMaps, REViT, create_model, list_models, register_model
 from tests.models.networks import GENERATORS, count, relative_errors
@@ -154,12 +157,61 @@ def test_any_size_is_exact(preset, size, group):
         {"filters": "rbf", "stride": 4, "kernel_size": 3},
         {"filters": "steerable", "stride": 1, "kernel_size": 1, "mlp_ratio": 2},
         {"stride": (2, 2), "dims": (8, 16), "depths": (1, 2), "num_heads": (1, 2)},
+        {"stride": (2, 2), "dims": (8, 16), "depths": (1, 2), "num_heads": (1, 2), "smooth_strides": True},
+        {"stride": 4, "smooth_strides": True},
     ],
 )
 def test_options_stay_exact(options):
     model = create_model("revit_tiny", group="p4m", in_chans=1, **options).double().eval()
     x = torch.randn(1, 1, 24, 16, dtype=torch.float64)
     assert max(relative_errors(model, x, "p4m", range(8)).values()) <= 1e-10
+
+
+@pytest.mark.parametrize("size", [(28, 28), (29, 31), (13, 22)])
+def test_smooth_strides_are_exact_at_every_size_and_say_their_sizes(size):
+    options = {"dims": (4, 6), "depths": (1, 1), "num_heads": (1, 2), "stride": (2, 2), "smooth_strides": True}
+    model = create_model("revit_tiny", group="p4", in_chans=1, neighbourhood="global", **options).double().eval()
+    x = torch.randn(1, 1, *size, dtype=torch.float64)
+    assert max(relative_errors(model, x, "p4", range(4)).values()) <= 1e-10
+    sizes = list(model.check_input_size(*size).values())
+    assert sizes[-1] == tuple(model.forward_features(x).shape[-2:]) and sizes[0] == size
+    torch.testing.assert_close(model.deploy()(x), model(x), rtol=1e-9, atol=1e-10)
+    formula, counted = count_macs(model, size), measured_macs(model, x)
+    assert (formula.convolution, formula.attention) == (counted.convolution, counted.attention)
+
+
+def test_smooth_strides_turn_better_between_the_turns_of_p4():
+    """Features of strokes drawn at two angles, of untrained p8 models: the reason for the option."""
+    generator = torch.Generator().manual_seed(0)
+    ends = 18 * torch.rand(16, 4, 2, 2, generator=generator, dtype=torch.float64) - 9  # four strokes in each image
+
+    def draw(angle):
+        turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
+        start, end = (ends @ turn.T).unbind(2)  # [B, strokes, 2]
+        pixels = torch.cartesian_prod(*2 * [torch.arange(28, dtype=torch.float64) - 13.5])  # [28*28, 2]
+        offset, along = pixels - start.unsqueeze(2), (end - start).unsqueeze(2)
+        share = ((offset * along).sum(-1) / along.square().sum(-1)).clamp(0, 1).unsqueeze(-1)
+        distance = (offset - share * along).square().sum(-1)  # [B, strokes, 28*28]
+        return torch.exp(-distance / 1.5).amax(1).view(-1, 1, 28, 28)
+
+    upright, turned = draw(0.1), draw(0.1 + math.pi / 4)
+    errors = []
+    for smooth in (False, True):
+        found = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model = create_model(
+                "revit_tiny", group="p8", in_chans=1, dims=(6, 8), depths=(1, 1), num_heads=(1, 1), filters="steerable",
+                smooth_strides=smooth, attention="spatial", neighbourhood="global",
+            ).double()  # fmt: skip
+            for norm in model.modules():
+                if hasattr(norm, "momentum"):
+                    norm.momentum = 1.0
+            model(upright)  # the statistics of norms
+            features = [model.eval().forward_head(model.forward_features(x), pre_logits=True) for x in (upright, turned)]
+            found.append(((features[1] - features[0]).norm() / (features[0] - features[0].mean(0)).norm()).item())
+        errors.append(sum(found) / len(found))
+    assert errors[1] < 0.6 * errors[0]
 
 
 def test_float32_meets_its_own_tolerance():
@@ -312,6 +364,8 @@ def test_bad_images_are_refused(image, message):
         ({"dims": 0}, "dims must be whole numbers >= 1, got 0"),
         ({"stride": (2, 4)}, r"after the first have stride 2, got stride=\(2, 4\)"),
         ({"stride": 3}, "an exact stride is 1 or even, got 3"),
+        ({"stride": 6, "smooth_strides": True}, "a smooth stride is 1, 2, 4, ..., got 6"),
+        ({"odd_strides": True, "smooth_strides": True}, "smooth_strides and odd_strides exclude each other"),
         ({"init": "zeros"}, "unknown init 'zeros'; choose normal, released"),
         ({"widths": 3}, "model 'revit_tiny': .*unexpected keyword argument 'widths'"),
         ({"num_classes": -1}, "num_classes >= 0"),
