@@ -167,6 +167,19 @@ def profile_table(report: dict[str, Any]) -> str:
     return f"{markdown(['model', 'step', *kinds], rows)}\n\n{source(report)}"
 
 
+def limits_table(report: dict[str, Any]) -> str:
+    """The lower bound of a step by its parts, and how many times as fast as the reference it would be."""
+    rows = []
+    for group, row in report["rows"].items():
+        times = [f"{1000 * seconds:,.0f} ms" for seconds in (*row["parts"].values(), row["bound"], row["recommended"])]
+        reference = row["reference"]
+        ratios = [f"{reference / row[name]:.1f}x" for name in ("bound", "recommended")]
+        rows.append([group, *times, f"{1000 * reference:,.0f} ms", *ratios, f"{row['asked']:g}x"])
+    parts = next(iter(report["rows"].values()))["parts"]
+    header = ["group", *parts, "bound", "step", "reference", "bound, times as fast", "step, times as fast", "asked"]
+    return f"{markdown(header, rows)}\n\n{source(report)}"
+
+
 def time_table(report: dict[str, Any]) -> str:
     """Time to an accuracy, ours and the reference's; the latter may be a lower bound."""
     least = "" if report["released_reached"] else "more than "
@@ -277,6 +290,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "mutants": ("docs/reliability.md", "results/mutants.json", mutants_table),
     "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", layouts_table),
     "profile": ("docs/performance.md", "benchmarks/results/profile_step.json", profile_table),
+    "limits": ("docs/performance.md", "benchmarks/results/limits.json", limits_table),
     "time": ("docs/performance.md", "benchmarks/results/time_to_accuracy.json", time_table),
     "compiled": ("docs/performance.md", "benchmarks/results/compiled.json", compiled_table),
     "reduced": ("docs/performance.md", "benchmarks/results/reduced_keys.json", reduced_table),
