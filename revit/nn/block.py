@@ -67,14 +67,15 @@ class TransformerBlock(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = add_scaled(x, self.drop_path(self.attn(self.norm1(x))), self.scale1)
-        return add_scaled(x, self.drop_path(self.mlp(self.norm2(x))), self.scale2)
+        x = add_scaled(x, self.drop_path(self.attn(self.norm1(x))), self.scale1, self.training)
+        return add_scaled(x, self.drop_path(self.mlp(self.norm2(x))), self.scale2, self.training)
 
 
-def add_scaled(x: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
+def add_scaled(x: Tensor, branch: Tensor, scale: Tensor, training: bool) -> Tensor:
     """`x + scale * branch`, for one number `scale`: in training on a CPU without a map for each of the products."""
     eager = not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None)
-    if eager and x.is_cpu and torch.is_grad_enabled() and x.dtype == branch.dtype == scale.dtype and x.shape == branch.shape:
+    alike = x.dtype == branch.dtype == scale.dtype and x.shape == branch.shape
+    if training and eager and alike and x.is_cpu:
         out: Tensor = _AddScaled.apply(x, branch, scale)
         return out
     return x + scale * branch
@@ -82,9 +83,12 @@ def add_scaled(x: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
 
 class _AddScaled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(branch, scale)
+    def forward(x: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
         return torch.add(x, branch, alpha=scale.item())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:

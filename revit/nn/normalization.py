@@ -85,14 +85,17 @@ class _BatchNorm(torch.autograd.Function):
     """x [B, C, G, H, W] normalised over all but the fields by its mean and variance [C]; gradients go through these as well."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
-        ctx.eps = eps
-        ctx.save_for_backward(x, weight, mean, (variance + eps).rsqrt())
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
         if bool((mean.square() > DIGITS_LOST * variance).any()):
             shape = (-1, 1, 1, 1)
             out = (x - mean.view(shape)).mul_((weight * (variance + eps).rsqrt()).view(shape))
             return out.add_(bias.view(shape))
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, mean, variance, ctx.eps = inputs
+        ctx.save_for_backward(x, weight, mean, (variance + ctx.eps).rsqrt())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

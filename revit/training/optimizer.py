@@ -23,16 +23,13 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optim
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (others if parameter.ndim <= 1 or name in spared else decayed).append(parameter)
-    if options.optimizer == "muon":
-        classifier = getattr(model, "get_classifier", nn.Identity)()
-        last = {id(parameter) for parameter in classifier.parameters()}
-        hidden = [parameter for parameter in decayed if id(parameter) not in last]
-        decayed = [parameter for parameter in decayed if id(parameter) in last]
-        orthogonal = [{"params": hidden, "weight_decay": options.weight_decay, "orthogonal": True}] if hidden else []
-    else:
-        orthogonal = []
     groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]] + orthogonal
+    if options.optimizer == "muon":
+        classifier = {id(parameter) for parameter in getattr(model, "get_classifier", nn.Identity)().parameters()}
+        hidden = [parameter for parameter in decayed if id(parameter) not in classifier]
+        groups[0]["params"] = [parameter for parameter in decayed if id(parameter) in classifier]
+        groups.append({"params": hidden, "weight_decay": options.weight_decay, "orthogonal": True})
+    groups = [group for group in groups if group["params"]]
     return Muon(groups, lr=options.lr) if options.optimizer == "muon" else torch.optim.AdamW(groups, lr=options.lr)
 
 
@@ -49,7 +46,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             update = self._orthogonal if group["orthogonal"] else self._adam
             for parameter in group["params"]:

@@ -9,7 +9,6 @@ import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from revit.equivariance import equivariance_error
 from revit.evaluation.complexity import count_macs, measured_macs

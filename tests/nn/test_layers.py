@@ -180,13 +180,13 @@ def test_residual_branches_are_added_by_their_scale():
     x, branch = (torch.randn(2, 3, 4, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     scale = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
     found = []
-    for out in (add_scaled(x, branch, scale), x + scale * branch):
+    for out in (add_scaled(x, branch, scale, True), x + scale * branch):
         first = torch.autograd.grad(out.pow(3).sum(), [x, branch, scale], create_graph=True)
         second = torch.autograd.grad(sum(grad.pow(2).sum() for grad in first), [x, branch, scale])
         found.append([out, *first, *second])
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
     with torch.autocast("cpu"):  # another precision on the branch
-        mixed = add_scaled(x.float(), branch.bfloat16(), scale.float())
+        mixed = add_scaled(x.float(), branch.bfloat16(), scale.float(), True)
     torch.testing.assert_close(mixed, x.float() + scale.float() * branch.bfloat16())
 
 
