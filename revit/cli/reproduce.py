@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -229,8 +230,9 @@ class Runner:
 
     def _facts(self, dataset: Dataset, options: dict[str, Any]) -> dict[str, Any]:
         facts = environment()
-        if self.root:  # where the data lies on this machine is of no use elsewhere
-            facts["command"] = facts["command"].replace(self.root, "DIR")
+        # Where things lie on this machine is of no use elsewhere.
+        folders = {str(self.results): "results", str(self.runs): "runs", self.root: "DIR"}
+        facts["command"] = " ".join(["revit", *(folders.get(word, word) for word in sys.argv[1:])])
         return {
             **facts,
             "options": options,

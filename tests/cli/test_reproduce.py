@@ -51,8 +51,10 @@ def trainings(monkeypatch):
     return run
 
 
-def test_it_trains_what_is_missing_and_prints_the_comparison(trainings, capsys):
-    assert main(["reproduce", "table1", "--rows", "p4-csa", "z2-csa", "--budget", "smoke"]) == 0
+def test_it_trains_what_is_missing_and_prints_the_comparison(trainings, capsys, monkeypatch, tmp_path):
+    words = ["reproduce", "table1", "--rows", "p4-csa", "z2-csa", "--budget", "smoke", "--runs", str(tmp_path / "elsewhere")]
+    monkeypatch.setattr("sys.argv", ["revit", *words])
+    assert main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "p4-CSA RotMNIST accuracy (%) 97.48 50.00 -47.48 1" in printed
     assert "p4-CSA PCam accuracy (%) 90.38 not obtained" in printed and "give --data-root DIR or set REVIT_DATA" in printed
@@ -64,7 +66,8 @@ def test_it_trains_what_is_missing_and_prints_the_comparison(trainings, capsys):
     assert (
         facts["values"] == {"accuracy": 50.0} and facts["options"]["train.epochs"] == 4 and len(facts["data_fingerprint"]) == 16
     )
-    assert facts["command"] and facts["commit"] == "abc" and facts["seed"] == 0
+    assert facts["command"] == "revit reproduce table1 --rows p4-csa z2-csa --budget smoke --runs runs"  # no folder of here
+    assert facts["commit"] == "abc" and facts["seed"] == 0
     trainings.calls.clear()
     assert main(["reproduce", "table1", "--rows", "p4-csa"]) == 0 and trainings.calls == []  # the second time it is all there
     assert main(["reproduce", "table3a", "--rows", "z2-csa"]) == 0 and trainings.calls == []  # and rows are shared by tables
