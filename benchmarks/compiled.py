@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from contestants import SETTINGS
-from measure import THREADS, Disturbance, interleave, median_ratio, options_of, origin, timed, write_report
+from measure import THREADS, Disturbance, interleave, median_ratio, options_of, timed, write_measured
 from report import human_seconds, table
 from torch import nn
 
@@ -57,11 +57,7 @@ def main() -> None:
             times = [human_seconds(median(row["rounds"][way])) for way in ("eager", "compiled")]
             rows.append([title, kind, *times, f"{row['ratio']:.2f}x", human_seconds(row["compiling"]), pays])
     print(table(["model", "", "eager", "compiled", "ratio", "compiling", "pays after"], rows))
-    report = {
-        **origin(f"compiled.py --rounds {options.rounds}"), "models": models,
-        "share_of_processors_used_by_others": disturbance.share(),
-    }  # fmt: skip
-    write_report(report, options.out)
+    write_measured(f"compiled.py --rounds {options.rounds}", disturbance, options.out, models=models)
 
 
 if __name__ == "__main__":

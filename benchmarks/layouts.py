@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from measure import THREADS, Disturbance, interleave, median_ratio, options_of, origin, write_report
+from measure import THREADS, Disturbance, interleave, median_ratio, options_of, write_measured
 from report import human_seconds, table
 from torch import Tensor
 
@@ -71,11 +71,7 @@ def main() -> None:
         rows.append(row)
         cells.append([row["shape"], *(human_seconds(row[name]) for name in seconds), f"{row['ratio']:.2f}x"])
     print(table(["convolution", "contiguous", "channels_last", "times as fast"], cells))
-    report = {
-        **origin(f"layouts.py --rounds {options.rounds}"), "batch": BATCH, "rows": rows,
-        "share_of_processors_used_by_others": disturbance.share(),
-    }  # fmt: skip
-    write_report(report, options.out)
+    write_measured(f"layouts.py --rounds {options.rounds}", disturbance, options.out, batch=BATCH, rows=rows)
 
 
 if __name__ == "__main__":

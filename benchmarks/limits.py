@@ -16,7 +16,7 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 from contestants import REFERENCE, SETTINGS, Setting
-from measure import THREADS, Disturbance, interleave, options_of, origin, write_report
+from measure import THREADS, Disturbance, interleave, options_of, write_measured
 from report import human_seconds, table
 from run import why_no_reference
 from torch import nn
@@ -112,11 +112,7 @@ def main() -> None:
             [key, *(human_seconds(value) for value in (*parts.values(), row["bound"], *(row[name] for name in names)))]
         )
     print(table(["group", *next(iter(rows.values()))["parts"], "bound", *names], cells))
-    report = {
-        **origin(f"limits.py --rounds {options.rounds}"), "rates": rates, "rows": rows,
-        "share_of_processors_used_by_others": disturbance.share(),
-    }  # fmt: skip
-    write_report(report, options.out)
+    write_measured(f"limits.py --rounds {options.rounds}", disturbance, options.out, rates=rates, rows=rows)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,11 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
     print(f"written to {path}", flush=True)
 
 
+def write_measured(command: str, disturbance: Disturbance, path: Path, **found: Any) -> None:
+    """A report of what was found, with where it comes from and how quiet the machine was."""
+    write_report({**origin(command), **found, "share_of_processors_used_by_others": disturbance.share()}, path)
+
+
 def commit() -> dict[str, Any]:
     """The commit, and whether files of the library differ from it."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from contestants import SETTINGS
-from measure import THREADS, Disturbance, options_of, origin, write_report
+from measure import THREADS, Disturbance, options_of, write_measured
 from report import human_seconds, table
 from torch.profiler import ProfilerActivity, profile
 
@@ -49,11 +49,7 @@ def main() -> None:
     for model, row in rows.items():
         cells.append([model, human_seconds(row["seconds"]), *(f"{share:.0%}" for share in row["shares"].values())])
     print(table(["model", "step", *KINDS, "the rest"], cells))
-    report = {
-        **origin(f"profile_step.py --steps {options.steps}"), "rows": rows,
-        "share_of_processors_used_by_others": disturbance.share(),
-    }  # fmt: skip
-    write_report(report, options.out)
+    write_measured(f"profile_step.py --steps {options.steps}", disturbance, options.out, rows=rows)
 
 
 if __name__ == "__main__":
