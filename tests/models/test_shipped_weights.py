@@ -15,7 +15,7 @@ NAMES = list_models(pretrained=True)
 
 
 def test_models_of_rotated_digits_are_there():
-    assert {"revit_rotmnist_p4", "revit_rotmnist_p4_44k", "revit_rotmnist_p8"} <= set(NAMES)
+    assert {"revit_rotmnist_p4", "revit_rotmnist_p4_44k", "revit_rotmnist_p4_100k", "revit_rotmnist_p8"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
