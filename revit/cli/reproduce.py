@@ -42,7 +42,7 @@ from revit.reproduce.tables import NOT_OBTAINED, Line, compare, find_table, furt
 from revit.training.recipe import ModelOptions, RecipeError, read_recipe
 from revit.training.run_folder import environment
 
-USAGE = "TABLE|FIGURE [--rows ROW ...] [--budget smoke|cpu|full] [--data-root DIR]"
+USAGE = "TABLE|FIGURE [--rows ROW ...] [--budget smoke|short|cpu|full] [--data-root DIR]"
 ABOUT = """Trains or loads what a table of the paper needs, evaluates it and prints ours, the paper's and the difference. Runs
 that are finished are used again, interrupted ones resumed. TABLE is table1 to table12, or `tables`; FIGURE
 is figure1 to figure4, or `figures`. Results go to --results as JSON, and tables and figures are made from those alone."""

@@ -12,7 +12,7 @@ import yaml
 
 from revit.reproduce.paper import PaperRow, PaperTable, PaperValue, paper_tables
 
-BUDGETS = ("smoke", "cpu", "full")
+BUDGETS = ("smoke", "short", "cpu", "full")  # from the smallest to the largest
 ACCURACY, EQUIVARIANCE, RANDOM, RELEASED = "accuracy", "equivariance", "random", "released"
 STAGES = {"lift": "lift", "stem": "lift", "pre_class": "pre_class", "consistency": "consistency"}
 """Columns of the equivariance tables and what they are called in results."""
@@ -59,8 +59,13 @@ def about(budget: str) -> str:
 
 
 def overrides(budget: str, recipe: str, dataset: str) -> dict[str, Any]:
-    """What a budget changes of a recipe, as section.option: first for all recipes of a dataset, then for this one."""
+    """What a budget changes of a recipe, as section.option: first for all recipes of a dataset, then for this one.
+
+    A budget that is `like` another one changes what that one does, and then the same options of every recipe.
+    """
     chosen = _plan()["budgets"][budget]
+    if "like" in chosen:
+        return overrides(chosen["like"], recipe, dataset) | chosen["changes"]
     values: dict[str, Any] = {}
     for part in (chosen["datasets"].get(dataset, {}), chosen["recipes"].get(recipe, {})):
         for name, value in part.items():

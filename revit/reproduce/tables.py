@@ -43,7 +43,12 @@ def find_table(name: str) -> list[PaperTable]:
 def compare(
     table: PaperTable, folder: Path, budgets: Sequence[str] = BUDGETS, why: dict[Experiment, str] | None = None
 ) -> list[Line]:
-    """A line for every number. Of several budgets the largest that was run is taken, never a mixture."""
+    """A line for every number. Rows are there to be compared: if a budget has all of them, the largest such one is taken, else
+    for each number the largest that was run. `smoke` compares nothing, so it is taken only where there is no other."""
+    found = {budget: [_line(table, cell, folder, [budget], why or {}) for cell in cells(table)] for budget in budgets}
+    whole = [budget for budget, lines in found.items() if budget != "smoke" and all(line.results for line in lines)]
+    if whole:
+        return found[max(whole, key=BUDGETS.index)]
     return [_line(table, cell, folder, budgets, why or {}) for cell in cells(table)]
 
 

@@ -63,6 +63,12 @@ def test_full_is_the_recipes_as_they_are():
     assert seeds("full") >= 3
 
 
+def test_short_is_cpu_with_one_number_of_epochs():
+    for recipe in RECIPES:
+        dataset = read_recipe(recipe)["data"]["name"]
+        assert overrides("short", recipe, dataset) == overrides("cpu", recipe, dataset) | {"train.epochs": 10}
+
+
 def test_what_a_recipe_says_goes_before_what_its_dataset_says():
     assert overrides("smoke", "rotmnist_vit", "rotmnist")["augment.rotate"] == 0
     assert overrides("smoke", "rotmnist_p4", "rotmnist")["augment.rotate"] == 180

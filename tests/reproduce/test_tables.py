@@ -9,7 +9,7 @@ import yaml
 from revit.reproduce.document import headline, results_page
 from revit.reproduce.gallery import our_points
 from revit.reproduce.paper import paper_tables
-from revit.reproduce.plan import ACCURACY, EQUIVARIANCE, Experiment
+from revit.reproduce.plan import ACCURACY, EQUIVARIANCE, Experiment, cells
 from revit.reproduce.results import ResultError, read_result, write_result
 from revit.reproduce.tables import NOT_OBTAINED, compare, find_table, further_lines
 
@@ -50,6 +50,20 @@ def test_the_largest_budget_counts_and_budgets_are_not_mixed(tmp_path):
     assert line_of(compare(table, tmp_path), "p4-CSA").ours == "97.00"
     assert line_of(compare(table, tmp_path, ["smoke"]), "p4-CSA").ours == "60.00"
     assert line_of(compare(table, tmp_path, ["full"]), "p4-CSA").ours == NOT_OBTAINED
+
+
+def test_a_table_that_one_budget_has_whole_is_shown_in_that_budget(tmp_path):
+    table = paper_tables()["table6"]
+    recipes = [cell.experiments[0] for cell in cells(table)]
+    for experiment in recipes:
+        keep(tmp_path, experiment, "smoke", 0, {"accuracy": 50.0})
+    keep(tmp_path, recipes[1], "cpu", 0, {"accuracy": 99.0})
+    for experiment in recipes[:-1]:
+        keep(tmp_path, experiment, "short", 0, {"accuracy": 98.0})
+    assert [line.budget for line in compare(table, tmp_path)] == ["short", "cpu", "short", "short", "smoke"]
+    keep(tmp_path, recipes[-1], "short", 0, {"accuracy": 97.0})
+    assert [line.ours for line in compare(table, tmp_path)] == ["98.00"] * 4 + ["97.00"]
+    assert [line.ours for line in compare(table, tmp_path, ["smoke"])] == ["50.00"] * 5
 
 
 def test_errors_keep_their_digits_and_rounding_is_not_zero(tmp_path):
