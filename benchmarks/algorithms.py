@@ -26,23 +26,23 @@ from revit.nn import GroupConv, GroupLinear
 from revit.nn.algorithm import Work
 
 SIDE, BATCH, LEAST = 14, 16, 0.02  # LEAST seconds are timed at once
-QKV, WIDER = 3, 4  # fields of q, k and v, and of the MLP, for each field of the input
+QKV, WIDER, NARROWER = 3, 4, 1 / 4  # fields of q, k and v, and of the MLP there and back, for each field of the input
 PASSES = ("training", "inference")
 
 
 class Shape(NamedTuple):
-    """A layer of `fields` -> `times * fields` fields on `batch` maps of side x side pixels."""
+    """A layer of `fields` -> `times * fields` fields, at least one, on `batch` maps of side x side pixels."""
 
     group: str
     kernel_size: int
     fields: int
-    times: int
+    times: float
     side: int = SIDE
     batch: int = BATCH
 
     def layer(self, algorithm: str) -> GroupConv | GroupLinear:
         torch.manual_seed(0)
-        out = self.times * self.fields
+        out = self.out_fields
         if self.kernel_size == 1:
             return GroupLinear(self.group, self.fields, out, bias=False, algorithm=algorithm)
         padding = self.kernel_size // 2
@@ -58,6 +58,10 @@ class Shape(NamedTuple):
         )
 
     @property
+    def out_fields(self) -> int:
+        return max(1, int(self.times * self.fields))
+
+    @property
     def products(self) -> int:
         """Of the dense algorithm, in a forward pass."""
         return self.layer("dense").multiply_adds(self.side, self.side) * self.batch
@@ -70,7 +74,7 @@ class Shape(NamedTuple):
 
     def __str__(self) -> str:
         kernel = f"{self.kernel_size} x {self.kernel_size}"
-        return f"{self.group} {kernel}, {self.fields} -> {self.times * self.fields}, {self.batch} maps of {self.side} px"
+        return f"{self.group} {kernel}, {self.fields} -> {self.out_fields}, {self.batch} maps of {self.side} px"
 
 
 TARGETS = {
@@ -94,7 +98,7 @@ def tasks(shape: Shape, algorithms: tuple[str, ...]) -> dict[str, dict[str, Call
     """What is timed: {pass: {algorithm: task}}."""
     order = Group.parse(shape.group).order
     x = torch.randn(shape.batch, shape.fields, order, shape.side, shape.side, requires_grad=True)
-    grad = torch.randn(shape.batch, shape.times * shape.fields, order, shape.side, shape.side)
+    grad = torch.randn(shape.batch, shape.out_fields, order, shape.side, shape.side)
 
     def step(layer: torch.nn.Module) -> Callable[[], None]:
         def run() -> None:
@@ -167,7 +171,7 @@ def random_shapes(rng: random.Random, count: int) -> list[Shape]:
     """Layers of all kinds of models, none larger than a minute of the whole run."""
     found: list[Shape] = []
     while len(found) < count:
-        times = rng.choice((1, QKV, WIDER))
+        times = rng.choice((1, QKV, WIDER, NARROWER))
         fields = rng.choice((4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128))
         shape = Shape(
             rng.choice(("z2", "z2m", "p4", "p6", "p8", "p12", "p16", "p4m", "p8m")), rng.choice((1, 3, 5)), fields, times,
@@ -182,14 +186,16 @@ def growth(rounds: int) -> dict[str, Any]:
     """Seconds of the convolutions of one block in training (q/k/v, projection, MLP) at 48 fields, by group."""
     found: dict[str, Any] = {"groups": {}}
     for group in GROWTH:
-        shapes = (Shape(group, 5, 48, QKV), Shape(group, 1, 48, 1), Shape(group, 1, 48, WIDER))
+        shapes = (
+            Shape(group, 5, 48, QKV), Shape(group, 1, 48, 1),
+            Shape(group, 1, 48, WIDER), Shape(group, 1, 48 * WIDER, NARROWER),
+        )  # fmt: skip
         sums = dict.fromkeys(("dense", "auto"), 0.0)
         for shape in shapes:
             wait_for_quiet()
             taken = seconds(tasks(shape, ("dense", "auto"))["training"], rounds)
-            weight = 2 if shape.times == WIDER else 1  # the MLP goes there and back
             for name in sums:
-                sums[name] += weight * median(taken[name])
+                sums[name] += median(taken[name])
         found["groups"][group] = sums
     orders = [Group.parse(group).order for group in GROWTH]
     for name in ("dense", "auto"):
@@ -218,7 +224,7 @@ def draw_growth(found: dict[str, Any], path: Path) -> None:
 def counts(shape: Shape) -> tuple[list[float], list[float]]:
     """What the seconds of both algorithms are made of, in the order of `Rates`."""
     functions = shape.layer("fourier").filters.num_functions
-    work = Work(Group.parse(shape.group), shape.fields, shape.times * shape.fields, shape.kernel_size, functions)
+    work = Work(Group.parse(shape.group), shape.fields, shape.out_fields, shape.kernel_size, functions)
     positions, order = shape.side**2 * shape.batch, work.group.order
     moved = order * (work.in_fields + work.out_fields)
     dense = [1, work.dense_products * positions, moved * positions]

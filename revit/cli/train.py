@@ -24,6 +24,7 @@ from revit.evaluation.segmentation import MaskOutputs
 from revit.evaluation.tasks import task_of
 from revit.models.budget import count_parameters, match_parameters
 from revit.training.interrupt import Interrupted, StopRequest, stop_requests
+from revit.training.kept_memory import keep_memory
 from revit.training.loop import Training
 from revit.training.progress import Watcher
 from revit.training.recipe import ModelOptions, Recipe
@@ -72,6 +73,8 @@ def run(words: list[str]) -> int:
         if print_config:
             print(recipe.to_yaml(), end="")
             return 0
+    if accelerator.device.type == "cpu":
+        keep_memory()
     model = _built(recipe, dataset)
     held_out = "val" if options.no_test else "test"
     with RunFolder(_out(options, accelerator)) as folder:

@@ -7,9 +7,9 @@ the input, which is all that is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,10 @@ from revit.groups import Group
 from revit.nn.fourier_basis import fourier_blocks, fourier_frames, multiply_adds, weight_blocks
 from revit.nn.threads import on_threads
 
-CACHE = 2**21
-"""Bytes of coefficients that go through all steps at a time, on each thread: from half of it to its double all are alike."""
+CACHE = 2**22
+"""Bytes of coefficients that go through all steps at a time: from half of it to its double all are alike."""
+
+T = TypeVar("T")
 
 
 def group_linear(x: Tensor, weight: Tensor, group: Group) -> Tensor:
@@ -57,7 +59,8 @@ def transform(x: Tensor, blocks: Sequence[Tensor], group: Group, sight: Sight | 
 class _Steps:
     """The linear steps of `transform` and their transposes, for some samples.
 
-    With the group first and positions last, [G, I, B, H, W], every step but the convolution is one large matrix product.
+    With the group first and positions last, [G, I, B, H, W], every step but the convolution is one large matrix product. Steps
+    write into `rooms`, memory of the caller's that stays in the cache; without rooms each step returns new memory.
     """
 
     def __init__(self, x: Tensor, blocks: Sequence[Tensor], group: Group, sight: Sight | None) -> None:
@@ -73,23 +76,28 @@ class _Steps:
             self.format = torch.channels_last if x.is_cpu else torch.contiguous_format  # twice as fast, the copies included
             self.size = sight.sampling.output_size(x.shape[3]), sight.sampling.output_size(x.shape[4])
 
-    def run(self, x: Tensor) -> Tensor:
-        mixed = self.mix(self.analyse(x), self.blocks)
-        out = torch.mm(self.basis.T, mixed).view(self.order, self.out_fields, len(x), *self.size)
+    def run(self, x: Tensor, one: Tensor | None = None, other: Tensor | None = None) -> Tensor:
+        mixed = self.mix(self.analyse(x, one, other), self.blocks, one)
+        out = self._product(self.basis.T, mixed, other).view(self.order, self.out_fields, len(x), *self.size)
         return out.permute(2, 1, 0, 3, 4)  # [B, O, G, H', W']
 
-    def analyse(self, x: Tensor) -> Tensor:
-        """The coefficients of what is seen of x: [G, I*Q*B*P]."""
+    def analyse(self, x: Tensor, one: Tensor | None = None, other: Tensor | None = None) -> Tensor:
+        """The coefficients of what is seen of x: [G, I*Q*B*P], in the other room."""
         seen = x.unsqueeze(3)  # [B, I, G, Q, H', W']
         if self.sampling is not None:
             inputs = x.flatten(0, 1).contiguous(memory_format=self.format)
             maps = F.conv2d(inputs, self.bank, None, *self._sampling(), groups=self.order)
             seen = maps.unflatten(1, (self.order, self.functions)).unflatten(0, (len(x), self.fields))
-        return torch.mm(self.basis, seen.permute(2, 1, 3, 0, 4, 5).reshape(self.order, -1))
+        return self._product(self.basis, self._group_first(seen.permute(2, 1, 3, 0, 4, 5), one), other)
 
-    def analyse_transposed(self, grad: Tensor, x: Tensor) -> Tensor:
+    def analyse_output(self, grad: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        """The coefficients of the gradient of what comes out: [G, O*B*P], in the other room."""
+        return self._product(self.basis, self._group_first(grad.permute(2, 1, 0, 3, 4), one), other)
+
+    def analyse_transposed(self, grad: Tensor, x: Tensor, room: Tensor) -> Tensor:
         """The gradient of x, given that of its coefficients."""
-        grad = torch.mm(self.basis.T, grad).view(self.order, self.fields, self.functions, len(x), *self.size)
+        grad = self._product(self.basis.T, grad, room)
+        grad = grad.view(self.order, self.fields, self.functions, len(x), *self.size)
         grad = grad.permute(3, 1, 0, 2, 4, 5)  # [B, I, G, Q, H', W']
         if self.sampling is None:
             return grad.squeeze(3)
@@ -104,35 +112,61 @@ class _Steps:
         assert self.sampling is not None
         return self.sampling.stride, self.sampling.padding, self.sampling.dilation
 
-    def mix(self, coefficients: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    def _group_first(self, x: Tensor, room: Tensor | None) -> Tensor:
+        """[G, ...] of any layout as a matrix [G, ...]."""
+        if room is None:
+            return x.reshape(self.order, -1)
+        return room[: x.numel()].view(x.shape).copy_(x).view(self.order, -1)
+
+    def _product(self, a: Tensor, b: Tensor, room: Tensor | None) -> Tensor:
+        return torch.mm(a, b, out=None if room is None else room[: b.numel()].view_as(b))
+
+    def mix(self, coefficients: Tensor, blocks: Sequence[Tensor], room: Tensor | None = None) -> Tensor:
         """[G, I*Q*B*P] -> [G, O*B*P], or back with transposed blocks."""
-        matrices = zip(blocks, self.split(coefficients, blocks[0].shape[2]), strict=True)
-        mixed = [torch.bmm(block, part).view(count, -1) for count, (block, part) in zip(self.counts, matrices, strict=True)]
-        return torch.cat(mixed)
+        pairs = list(zip(blocks, self.split(coefficients, blocks[0].shape[2]), strict=True))
+        if room is None:
+            return torch.cat([torch.bmm(*pair).view(count, -1) for count, pair in zip(self.counts, pairs, strict=True)])
+        columns = coefficients.shape[1] // blocks[0].shape[2] * blocks[0].shape[1]
+        mixed = room[: self.order * columns].view(self.order, columns)
+        for pair, part in zip(pairs, self.split(mixed, blocks[0].shape[1]), strict=True):
+            torch.bmm(*pair, out=part)
+        return mixed
 
     def split(self, coefficients: Tensor, fields: int) -> list[Tensor]:
         """[G, fields*B*P] -> the matrices [n*rows, d*fields, B*P] that meet the blocks."""
         parts = zip(coefficients.split(self.counts), self.dims, strict=True)
         return [part.view(len(part) // dim, dim * fields, -1) for part, dim in parts]
 
-    def parts(self, x: Tensor) -> list[slice]:
-        """Samples to take at a time. Elsewhere than on a CPU all of them: there are no caches to fit into."""
-        entries = self.order * self.size[0] * self.size[1] * max(self.fields * self.functions, self.out_fields)
-        some = max(1, CACHE // max(1, entries * x.element_size())) if x.is_cpu else max(1, len(x))
-        return [slice(start, start + some) for start in range(0, len(x), some)]
+    def share(self, work: Callable[[list[slice]], T], x: Tensor) -> list[T]:
+        """What `work` gives for some samples at a time: as many as fit the cache, or, where one fills it alone, one on each
+        thread. Elsewhere than on a CPU all at once: there are no caches to fit into."""
+        size = self._entries() * x.element_size()
+        some = max(1, CACHE // max(1, size)) if x.is_cpu else max(1, len(x))
+        parts = [slice(start, start + some) for start in range(0, len(x), some)]
+        return on_threads(work, parts) if x.is_cpu and 2 * size > CACHE else [work(parts)]
+
+    def rooms(self, x: Tensor, parts: list[slice], count: int) -> Tensor:
+        """Memory for `count` steps of any part: [count, numbers]."""
+        samples = parts[0].stop - parts[0].start if parts else 0
+        return x.new_empty(count, samples * self._entries())
+
+    def _entries(self) -> int:
+        """The most numbers that a step makes of a sample."""
+        return self.order * self.size[0] * self.size[1] * max(self.fields * self.functions, self.out_fields)
 
 
 @torch.library.custom_op("revit::fourier_transform", mutates_args=())
 def _in_parts(x: Tensor, blocks: list[Tensor], group: str, filters: str, sampling: list[int]) -> Tensor:
-    """`_Steps.run`, some samples at a time on each thread: one operation, so that what counts operations sees all threads."""
+    """`_Steps.run`, some samples at a time, as one operation."""
     steps = _Steps(x, blocks, Group.parse(group), _sight(filters, sampling))
     out = x.new_empty(len(x), steps.out_fields, steps.order, *steps.size)
 
     def work(parts: list[slice]) -> None:
+        rooms = steps.rooms(x, parts, 2)
         for part in parts:
-            out[part] = steps.run(x[part])
+            out[part] = steps.run(x[part], *rooms)
 
-    on_threads(work, steps.parts(x))
+    steps.share(work, x)
     return out
 
 
@@ -154,17 +188,17 @@ def _in_parts_backward(
     grad_x = torch.empty_like(x) if of_x else None
 
     def work(parts: list[slice]) -> list[Tensor]:
-        grad_blocks = [torch.zeros_like(block) for block in blocks]
+        grad_blocks, (one, two, three) = [torch.zeros_like(block) for block in blocks], steps.rooms(x, parts, 3)
         for part in parts:
-            mixed = torch.mm(steps.basis, grad[part].permute(2, 1, 0, 3, 4).reshape(steps.order, -1))
-            seen = steps.split(steps.analyse(x[part]), steps.fields * steps.functions)
+            mixed = steps.analyse_output(grad[part], one, two)
+            seen = steps.split(steps.analyse(x[part], one, three), steps.fields * steps.functions)
             for found, a, b in zip(grad_blocks, steps.split(mixed, steps.out_fields), seen, strict=True):
                 found.baddbmm_(a, b.mT)
             if grad_x is not None:
-                grad_x[part] = steps.analyse_transposed(steps.mix(mixed, transposed), x[part])
+                grad_x[part] = steps.analyse_transposed(steps.mix(mixed, transposed, one), x[part], three)
         return grad_blocks
 
-    some, *others = on_threads(work, steps.parts(x))
+    some, *others = steps.share(work, x)
     for found in others:
         torch._foreach_add_(some, found)
     return some if grad_x is None else [grad_x, *some]
