@@ -15,7 +15,8 @@ NAMES = list_models(pretrained=True)
 
 
 def test_models_of_rotated_digits_are_there():
-    assert {"revit_rotmnist_p4", "revit_rotmnist_p4_44k", "revit_rotmnist_p4_100k", "revit_rotmnist_p8"} <= set(NAMES)
+    sizes = {"p4": ("", "_44k", "_100k"), "p8": ("", "_44k")}
+    assert {f"revit_rotmnist_{group}{size}" for group, names in sizes.items() for size in names} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
