@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from revit.reproduce.document import headline, results_page
+from revit.reproduce.document import accuracies, headline, results_page
 
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/results.md"
@@ -297,6 +297,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "deployment": ("docs/deployment.md", "benchmarks/results/deployment.json", deployment_table),
     "bit_exact": ("docs/deployment.md", "benchmarks/results/bit_exact.json", bit_exact_table),
     "headline": ("README.md", [], lambda _: headline(ROOT / "results")),
+    "accuracies": ("README.md", [], lambda _: accuracies(ROOT / "results")),
 }
 
 

@@ -27,6 +27,8 @@ protocol runs at its true number of samples in every budget, and exactness does 
 Tables are numbered as `revit reproduce` calls them; headings give the paper's own number.
 """
 
+TRAINED = ("cpu", "full")
+"""Budgets that train a model as well as it gets, or as hours allow."""
 TRIALS_FILE = "trials.yaml"
 CHOICES = """## Choices, and their evidence
 
@@ -88,6 +90,36 @@ def headline(folder: Path) -> str:
         "images",
     ]
     return _markdown(header, rows)
+
+
+def accuracies(folder: Path) -> str:
+    """The README's other table: every accuracy of a model that was trained for more than a comparison of rows."""
+    found: dict[str, list[str]] = {}
+    sources: dict[str, None] = {}
+    for name in ("table1", "table3a", "table3b", "table3c", "table4"):
+        for line in compare(with_rows_beside(paper_tables()[name]), folder, TRAINED):
+            if not line.results or line.results[0].facts["recipe"] in found:
+                continue
+            facts = [result.facts for result in line.results]
+            images = line.column.replace(" accuracy (%)", "")
+            minutes = " and ".join(f"{fact['training_seconds'] / 60:.0f}" for fact in facts)
+            commands = dict.fromkeys(f"`{_without_folders(fact['command'])}`" for fact in facts)
+            found[facts[0]["recipe"]] = [
+                line.row, images, f"{facts[0]['parameters']:,}", line.paper, line.ours,
+                str(line.seeds), str(facts[0]["epochs"]), minutes, ", ".join(commands),
+            ]  # fmt: skip
+            sources[f"{images}: {line.data}"] = None
+    header = ["row", "images", "parameters", "paper (%)", "ours (%)", "seeds", "epochs", "minutes", "command"]
+    return f"{_markdown(header, list(found.values()))}\n\nImages that stand for {'; for '.join(sources)}."
+
+
+def _without_folders(command: str) -> str:
+    """A command without the options that say where results and runs go."""
+    words = command.split()
+    for option in ("--results", "--runs"):
+        if option in words:
+            del words[words.index(option) : words.index(option) + 2]
+    return " ".join(words)
 
 
 def _section(table: PaperTable, folder: Path) -> str:

@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from revit.reproduce.document import headline, results_page
+from revit.reproduce.document import accuracies, headline, results_page
 from revit.reproduce.gallery import our_points
 from revit.reproduce.paper import paper_tables
 from revit.reproduce.plan import ACCURACY, EQUIVARIANCE, Experiment, cells
@@ -143,6 +143,20 @@ def test_the_page_says_what_is_there_and_what_is_not(tmp_path):
     assert "| PCam, halved, p4 | 0.042795 ± 0.005889 | 1.0e-08 ± 0.000000 |" in headline(tmp_path)
     (point,) = our_points(tmp_path)
     assert (point.family, point.group, point.rotmnist, point.pcam, point.ours) == ("G-CSA", "p4", 97.9, None, True)
+
+
+def test_accuracies_of_long_trainings_with_what_they_took(tmp_path):
+    command = "revit reproduce table1 --rows p4-csa --budget cpu --results somewhere --runs else"
+    for seed, minutes in enumerate((20, 21)):
+        facts = {"command": command, "training_seconds": 60.0 * minutes, "epochs": 30}
+        keep(tmp_path, Experiment(ACCURACY, "rotmnist_p4_44k"), "cpu", seed, {"accuracy": 98.0 + seed}, **facts)
+    keep(tmp_path, Experiment(ACCURACY, "rotmnist_z2"), "short", 0, {"accuracy": 90.0})
+    assert accuracies(tmp_path).splitlines()[2:] == [
+        "| p4-CSA | RotMNIST | 44,282 | 97.48 | 98.50 ± 0.71 | 2 | 30 | 20 and 21 |"
+        " `revit reproduce table1 --rows p4-csa --budget cpu` |",
+        "",
+        "Images that stand for RotMNIST: made up.",
+    ]
 
 
 def test_the_page_shows_the_trials_that_choices_rest_on(tmp_path):
