@@ -6,7 +6,8 @@ A lower bound, part by part: the fewest products that are known for the layers (
 all three times (forward, gradients of maps and of weights), at the rate of one large matrix product; fused attention as torch
 does it, measured alone; norms, ReLU, dropout and residual sums, each map read and written once in each direction, at the rate
 of a large sum. Nothing for copies, changes of layout, building filters, the optimizer. Two threads. Without escnn the reference
-is left out. All run in one process that keeps freed memory, as `revit train` does, so the reference gains from that as well.
+is left out. As in `run.py` each has a process of its own; ours keeps freed memory, as `revit train` does, and "reference, kept
+memory" shows what the reference would gain from that.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from contestants import REFERENCE, SETTINGS, Setting
-from measure import THREADS, Disturbance, interleave, options_of, write_measured
+from contestants import KEPT_REFERENCE, REFERENCE, SETTINGS, Setting
+from measure import THREADS, Disturbance, Server, interleave, options_of, write_measured
 from report import human_seconds, table
 from run import why_no_reference
 from torch import nn
 
 from revit.nn import GroupConv, GroupConvAttention, GroupLinear, GroupMLP, LiftingConv, TransformerBlock
 from revit.nn.normalization import FieldBatchNorm
-from revit.training.kept_memory import keep_memory
 
 GROUPS = ("p4", "p8", "p4m", "p16")
 SIDE = 2048
@@ -98,16 +98,17 @@ def main() -> None:
     options = options_of(__doc__, "limits.json", rounds=5)
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
-    keep_memory()
     disturbance, rates, rows, cells = Disturbance(), machine_rates(options.rounds), {}, []
     print(
         f"{2 * rates['products'] / 1e9:.0f} GFLOP/s in a large matrix product, {rates['bytes'] / 1e9:.1f} GB/s in a large sum"
     )
-    names = ["recommended"] if why_no_reference() else ["recommended", REFERENCE]
+    names = ["recommended"] if why_no_reference() else ["recommended", REFERENCE, KEPT_REFERENCE]
     for key in GROUPS:
         parts = bound(key, rates, options.rounds)
-        steps = {name: SETTINGS[key].step_task(SETTINGS[key].builder(name)()) for name in names}
-        seconds = interleave(steps, rounds=max(2, options.rounds // 2), warmup=1)
+        servers = {name: Server("step", name, key) for name in names}
+        seconds = interleave(servers, rounds=max(2, options.rounds // 2), warmup=1, take=Server.seconds)
+        for server in servers.values():
+            server.close()
         rows[key] = row = {"parts": parts, "bound": sum(parts.values()), **{name: median(seconds[name]) for name in names}}
         row["asked"] = SETTINGS[key].step_targets["recommended"]
         cells.append(
