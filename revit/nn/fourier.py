@@ -138,12 +138,13 @@ class _Steps:
         return [part.view(len(part) // dim, dim * fields, -1) for part, dim in parts]
 
     def share(self, work: Callable[[list[slice]], T], x: Tensor) -> list[T]:
-        """What `work` gives for some samples at a time: as many as fit the cache, or, where one fills it alone, one on each
-        thread. Elsewhere than on a CPU all at once: there are no caches to fit into."""
-        size = self._entries() * x.element_size()
-        some = max(1, CACHE // max(1, size)) if x.is_cpu else max(1, len(x))
+        """What `work` gives for as many samples at a time as fit the cache. Large ones go to threads that each compute alone,
+        on small ones all threads work together. Elsewhere than on a CPU all at once: there are no caches to fit into."""
+        size = max(1, self._entries() * x.element_size())
+        large = x.is_cpu and 4 * size > CACHE
+        some = max(1, CACHE // (2 * size if large else size)) if x.is_cpu else max(1, len(x))
         parts = [slice(start, start + some) for start in range(0, len(x), some)]
-        return on_threads(work, parts) if x.is_cpu and 2 * size > CACHE else [work(parts)]
+        return on_threads(work, parts) if large else [work(parts)]
 
     def rooms(self, x: Tensor, parts: list[slice], count: int) -> Tensor:
         """Memory for `count` steps of any part: [count, numbers]."""

@@ -40,11 +40,11 @@ def test_from_its_threshold_on_fourier_is_predicted_to_be_faster_and_below_it_is
 
 @pytest.mark.parametrize(("positions", "called"), [((14, 14), True), ((1, 2), False)])
 def test_auto_runs_what_it_says(monkeypatch, positions, called):
-    layer = GroupConv("p8", 16, 48, 5, padding=2, filters="steerable").double()
+    layer = GroupConv("p8", 32, 96, 5, padding=2, filters="steerable").double()
     calls = []
     transform = fourier.transform
     monkeypatch.setattr(fourier, "transform", lambda *inputs: calls.append(1) or transform(*inputs))
-    x = torch.randn(1, 16, 8, *positions, dtype=torch.float64)
+    x = torch.randn(1, 32, 8, *positions, dtype=torch.float64)
     with torch.no_grad():
         out = layer(x)
     assert bool(calls) == called == layer.algorithm.is_fourier(positions[0] * positions[1])
