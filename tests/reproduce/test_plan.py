@@ -63,10 +63,11 @@ def test_full_is_the_recipes_as_they_are():
     assert seeds("full") >= 3
 
 
-def test_short_is_cpu_with_one_number_of_epochs():
+def test_short_is_cpu_with_as_many_epochs_for_all_recipes_of_a_dataset():
+    epochs = {"rotmnist": 6, "cifar10": 6, "pcam": 8, "imagenet": 6}
     for recipe in RECIPES:
         dataset = read_recipe(recipe)["data"]["name"]
-        assert overrides("short", recipe, dataset) == overrides("cpu", recipe, dataset) | {"train.epochs": 10}
+        assert overrides("short", recipe, dataset) == overrides("cpu", recipe, dataset) | {"train.epochs": epochs[dataset]}
 
 
 def test_what_a_recipe_says_goes_before_what_its_dataset_says():
