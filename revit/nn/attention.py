@@ -37,6 +37,8 @@ from revit.nn.neighbourhoods import join_windows, reduce_map, split_windows, spr
 ATTENTIONS = ("joint", "spatial", "per_element")
 NEIGHBOURHOODS = ("global", "window", "local")
 PROJECTIONS = ("full", "separable")
+SCORES = 6
+"""Times the numbers of a map that stored scores may be: of 18 shapes those with more were as often slower as faster."""
 
 
 def attend(
@@ -95,9 +97,36 @@ def attend_windows(q: Tensor, k: Tensor, v: Tensor, rows: Tiling, columns: Tilin
 
 def attend_map(q: Tensor, k: Tensor, v: Tensor, reduction: int, **options: Any) -> Tensor:
     """G-CSA of maps [B, C, G, H, W] with N(x) the whole map, or the means of its parts of reduction x reduction pixels."""
-    keys, values = (reduce_map(x, reduction).flatten(-2).unsqueeze(1) for x in (k, v))  # [B, 1, C, G, P']
-    out = attend(q.flatten(-2).unsqueeze(1), keys, values, **options)
-    return out.squeeze(1).unflatten(-1, q.shape[-2:])
+    queries = q.flatten(-2)  # [B, C, G, P]
+    keys, values = (reduce_map(x, reduction).flatten(-2) for x in (k, v))  # [B, C, G, P']
+    if _scores_pay(queries, keys, **options):
+        out = attend_positions(queries, keys, values, options["num_heads"])
+    else:
+        out = attend(*(x.unsqueeze(1) for x in (queries, keys, values)), **options).squeeze(1)
+    return out.unflatten(-1, q.shape[-2:])
+
+
+def attend_positions(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
+    """`spatial` attention of q [B, C, G, P] to k and v [B, C, G, P'] -> [B, C, G, P], with its scores stored.
+
+    On maps as they lie in memory: with one product for the scores and one for the sums nothing has to be turned into tokens and
+    back, which on a CPU costs more than scores of small maps do.
+    """
+    dim = q.shape[1] // num_heads
+    heads = zip(*(x.split(dim, dim=1) if num_heads > 1 else [x] for x in (q, k, v)), strict=True)  # [B, D, G, P]
+    found = []
+    for queries, keys, values in (tuple(x.flatten(1, 2) for x in head) for head in heads):  # [B, D*G, P]
+        weights = torch.bmm((queries * queries.shape[1] ** -0.5).mT, keys).softmax(-1)  # [B, P, P']
+        found.append(torch.bmm(values, weights.mT))  # [B, D*G, P]
+    out = torch.cat(found, dim=1) if num_heads > 1 else found[0]
+    return out.view_as(q)
+
+
+def _scores_pay(q: Tensor, k: Tensor, *, attention: str, num_heads: int, dropout: float = 0.0) -> bool:
+    """Whether to store scores: on a CPU, in programs that run as they are written, if they are few beside the map itself."""
+    eager = not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None)
+    few = num_heads * k.shape[-1] <= SCORES * q.shape[1] * q.shape[2]
+    return attention == "spatial" and dropout == 0 and q.is_cpu and eager and few
 
 
 def attend_neighbours(q: Tensor, k: Tensor, v: Tensor, size: int, **options: Any) -> Tensor:

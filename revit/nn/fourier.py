@@ -76,10 +76,22 @@ class _Steps:
             self.format = torch.channels_last if x.is_cpu else torch.contiguous_format  # twice as fast, the copies included
             self.size = sight.sampling.output_size(x.shape[3]), sight.sampling.output_size(x.shape[4])
 
-    def run(self, x: Tensor, one: Tensor | None = None, other: Tensor | None = None) -> Tensor:
-        mixed = self.mix(self.analyse(x, one, other), self.blocks, one)
-        out = self._product(self.basis.T, mixed, other).view(self.order, self.out_fields, len(x), *self.size)
+    def run(self, x: Tensor) -> Tensor:
+        mixed = self.mix(self.analyse(x), self.blocks)
+        out = self._product(self.basis.T, mixed, None).view(self.order, self.out_fields, len(x), *self.size)
         return out.permute(2, 1, 0, 3, 4)  # [B, O, G, H', W']
+
+    def run_into(self, out: Tensor, x: Tensor, one: Tensor, other: Tensor) -> None:
+        """The same into a part of the result."""
+        self.synthesise(self.mix(self.analyse(x, one, other), self.blocks, one), out)
+
+    def synthesise(self, coefficients: Tensor, out: Tensor) -> None:
+        """Maps [B, fields, G, H', W'] of these coefficients [G, fields*B*P], sample by sample: none is moved afterwards."""
+        samples, fields = out.shape[:2]
+        parts = coefficients.view(self.order, fields, samples, -1).unbind(2)  # [G, fields, P]
+        basis = self.basis.T.expand(fields, -1, -1)
+        for part, maps in zip(parts, out.flatten(3).unbind(), strict=True):
+            torch.bmm(basis, part.transpose(0, 1), out=maps)
 
     def analyse(self, x: Tensor, one: Tensor | None = None, other: Tensor | None = None) -> Tensor:
         """The coefficients of what is seen of x: [G, I*Q*B*P], in the other room."""
@@ -94,19 +106,20 @@ class _Steps:
         """The coefficients of the gradient of what comes out: [G, O*B*P], in the other room."""
         return self._product(self.basis, self._group_first(grad.permute(2, 1, 0, 3, 4), one), other)
 
-    def analyse_transposed(self, grad: Tensor, x: Tensor, room: Tensor) -> Tensor:
-        """The gradient of x, given that of its coefficients."""
+    def analyse_transposed(self, grad: Tensor, x: Tensor, room: Tensor, out: Tensor) -> None:
+        """The gradient of x, given that of its coefficients, into a part of the result."""
+        if self.sampling is None:
+            self.synthesise(grad, out)
+            return
         grad = self._product(self.basis.T, grad, room)
         grad = grad.view(self.order, self.fields, self.functions, len(x), *self.size)
         grad = grad.permute(3, 1, 0, 2, 4, 5)  # [B, I, G, Q, H', W']
-        if self.sampling is None:
-            return grad.squeeze(3)
         sampling = [[value, value] for value in self._sampling()]
         maps = grad.reshape(len(x) * self.fields, -1, *self.size)
         found = torch.ops.aten.convolution_backward(
             maps, x.flatten(0, 1), self.bank, None, *sampling, False, [0, 0], self.order, [True, False, False]
         )
-        return found[0].view_as(x)
+        out.copy_(found[0].view_as(x))
 
     def _sampling(self) -> tuple[int, int, int]:
         assert self.sampling is not None
@@ -165,7 +178,7 @@ def _in_parts(x: Tensor, blocks: list[Tensor], group: str, filters: str, samplin
     def work(parts: list[slice]) -> None:
         rooms = steps.rooms(x, parts, 2)
         for part in parts:
-            out[part] = steps.run(x[part], *rooms)
+            steps.run_into(out[part], x[part], *rooms)
 
     steps.share(work, x)
     return out
@@ -186,7 +199,7 @@ def _in_parts_backward(
     """The gradient of x, if it is wanted, and those of the blocks."""
     steps = _Steps(x, blocks, Group.parse(group), _sight(filters, sampling))
     transposed = [block.mT for block in blocks]
-    grad_x = torch.empty_like(x) if of_x else None
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if of_x else None
 
     def work(parts: list[slice]) -> list[Tensor]:
         grad_blocks, (one, two, three) = [torch.zeros_like(block) for block in blocks], steps.rooms(x, parts, 3)
@@ -196,7 +209,7 @@ def _in_parts_backward(
             for found, a, b in zip(grad_blocks, steps.split(mixed, steps.out_fields), seen, strict=True):
                 found.baddbmm_(a, b.mT)
             if grad_x is not None:
-                grad_x[part] = steps.analyse_transposed(steps.mix(mixed, transposed, one), x[part], three)
+                steps.analyse_transposed(steps.mix(mixed, transposed, one), x[part], three, grad_x[part])
         return grad_blocks
 
     some, *others = steps.share(work, x)

@@ -18,6 +18,8 @@ DIGITS_LOST = 16.0
 """Times the variance that the square of the mean may be until sums of squares are not taken: one digit and a half."""
 MANY = 10**6
 """Numbers in a map from which on plain sums are faster than torch's gradients of a batch norm."""
+CACHE = 2**22
+"""Bytes that are added up at a time."""
 
 
 class FieldBatchNorm(nn.BatchNorm3d):
@@ -112,13 +114,22 @@ def _gradients(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Ten
     """Of x, weight and bias: two sums over each field, and what is left is `a grad + b x + c` with numbers for each field."""
     rows, of_rows, share = x.flatten(2), grad.flatten(2), x.shape[1] / x.numel()
     of_bias = of_rows.sum(2).sum(0)
-    products = torch.bmm(of_rows.flatten(0, 1).unsqueeze(1), rows.flatten(0, 1).unsqueeze(2)).view(rows.shape[:2]).sum(0)
-    of_weight = (products - mean * of_bias) * scale
+    of_weight = (_products(of_rows, rows) - mean * of_bias) * scale
     a = weight * scale
     b = -a * scale * of_weight * share
     c = -a * of_bias * share - b * mean
     of_x = torch.addcmul(c.view(-1, 1, 1, 1), x, b.view(-1, 1, 1, 1)).addcmul_(grad, a.view(-1, 1, 1, 1))
     return of_x, of_weight, of_bias
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Scalar products [C] of the fields of a and b [B, C, N], for some samples at a time: what is added up is in the cache."""
+    some = max(1, CACHE // (a[0].numel() * a.element_size()))
+    room, found = torch.empty_like(a[:some]), a.new_empty(a.shape[:2])
+    for start in range(0, len(a), some):
+        part = slice(start, start + some)
+        torch.sum(torch.mul(a[part], b[part], out=room[: len(a[part])]), 2, out=found[part])
+    return found.sum(0)
 
 
 class FieldLayerNorm(nn.Module):

@@ -11,6 +11,7 @@ from revit.evaluation.complexity import measured_macs
 from revit.exactness import EquivarianceError, tile_axis
 from revit.groups import Group
 from revit.nn import ConvProjection, GroupConvAttention
+from revit.nn import attention as attention_module
 from revit.nn.attention import ATTENTIONS, NEIGHBOURHOODS, attend_map, attend_neighbours, attend_windows
 from tests.conftest import EXACT_GROUPS
 
@@ -146,6 +147,37 @@ def test_reduced_keys_and_values_are_means_of_parts(attention):
         query = q[0, :, :, x[0], x[1]][:, :, None, None].expand(-1, -1, 3, 2)
         expected = LOOPS[attention](query, *means, 2, "global", 3)[..., 0, 0]
         torch.testing.assert_close(out[0, :, :, x[0], x[1]], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_heads", [1, 3])
+@pytest.mark.parametrize("reduction", [1, 2])
+def test_stored_scores_equal_fused_attention_and_its_definition(num_heads, reduction, monkeypatch):
+    q, k, v = torch.randn(3, 2, 6, 4, 4, 6, dtype=torch.float64).unbind()
+    tensors = [x.clone().requires_grad_() for x in (q, k, v)]
+    weight = torch.randn_like(q)
+    found = []
+    for scores in (0, 100):
+        monkeypatch.setattr(attention_module, "SCORES", scores)
+        out = attend_map(*tensors, reduction, attention="spatial", num_heads=num_heads)
+        found.append((out, *torch.autograd.grad((out * weight).sum(), tensors)))
+    for fused, stored in zip(*found, strict=True):
+        torch.testing.assert_close(stored, fused, rtol=0, atol=1e-12)
+    if reduction == 1:
+        expected = torch.stack([loop_spatial(*maps, num_heads, "global", 3) for maps in zip(q, k, v, strict=True)])
+        torch.testing.assert_close(found[1][0], expected, rtol=0, atol=1e-12)
+
+
+def test_scores_are_stored_where_they_are_few_and_nothing_else_asks_for_tokens(monkeypatch):
+    def stored(side, attention="spatial", num_heads=2, dropout=0.0):
+        calls = []
+        monkeypatch.setattr(attention_module, "attend_positions", lambda q, *_: calls.append(q) or q)
+        q, k, v = torch.randn(3, 1, 4, 4, side, side).unbind()
+        attend_map(q, k, v, 1, attention=attention, num_heads=num_heads, dropout=dropout)
+        return bool(calls)
+
+    assert stored(6) and not stored(8)  # 2 * 36 and 2 * 64 scores for each query, 6 * 16 numbers at each position
+    assert stored(8, num_heads=1)
+    assert not stored(2, attention="joint") and not stored(2, attention="per_element") and not stored(2, dropout=0.5)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
