@@ -103,6 +103,7 @@ def test_table_4_also_has_the_other_baselines_with_the_numbers_of_their_tables()
     assert list(rows)[:5] == list(paper_tables()["table4"].rows)
     assert {rows[name].label for name in list(rows)[5:]} == {
         "p4-SA (Table 1)", "p4-CNN (Table 3a)", "α-p4-CNN (Table 3a)", "RE-ResNet p4 (not in the paper)",
+        "p4-CSA on 7 x 7 positions, at the cost of the p4-CNN (not in the paper)",
     }  # fmt: skip
     assert rows["p4-sa"].values["rotmnist"].text == "97.30" and rows["re-resnet"].values["rotmnist"].text == "-"
     assert with_rows_beside(paper_tables()["table5"]) == paper_tables()["table5"]
