@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from measure import THREADS, Disturbance, interleave, median_ratio, options_of, write_measured
-from report import human_seconds, table
+from measure import THREADS, Disturbance, compare_pairs, options_of, write_measured
+from report import pair_cells, table
 from torch import Tensor
 
 BATCH = 64
@@ -63,14 +62,8 @@ def tasks(shape: Shape) -> dict[str, Callable[[], None]]:
 def main() -> None:
     options = options_of(__doc__, "layouts.json", rounds=9)
     torch.set_num_threads(THREADS)
-    disturbance, rows, cells = Disturbance(), [], []
-    for shape in SHAPES:
-        seconds = interleave(tasks(shape), rounds=options.rounds)
-        row: dict[str, Any] = {name: median(taken) for name, taken in seconds.items()}
-        row |= {"shape": str(shape), "ratio": median_ratio(seconds["contiguous"], seconds["channels_last"])}
-        rows.append(row)
-        cells.append([row["shape"], *(human_seconds(row[name]) for name in seconds), f"{row['ratio']:.2f}x"])
-    print(table(["convolution", "contiguous", "channels_last", "times as fast"], cells))
+    disturbance, rows = Disturbance(), compare_pairs(SHAPES, tasks, options.rounds)
+    print(table(*pair_cells(rows, "convolution")))
     write_measured(f"layouts.py --rounds {options.rounds}", disturbance, options.out, batch=BATCH, rows=rows)
 
 

@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,6 +33,7 @@ TAKEN = "seconds:"
 STAT, CPU_INFO = Path("/proc/stat"), Path("/proc/cpuinfo")
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -58,6 +59,17 @@ def interleave(
             if number >= 0:
                 seconds[name].append(taken)
     return seconds
+
+
+def compare_pairs(shapes: Sequence[S], tasks: Callable[[S], Mapping[str, Task]], rounds: int) -> list[dict[str, Any]]:
+    """Median seconds of two tasks at each shape, and how many times as fast the second one is."""
+    rows = []
+    for shape in shapes:
+        seconds = interleave(tasks(shape), rounds=rounds)
+        first, second = seconds.values()
+        medians = {name: median(taken) for name, taken in seconds.items()}
+        rows.append({"shape": str(shape), **medians, "ratio": median_ratio(first, second)})
+    return rows
 
 
 def repeated(run: Callable[[Tensor], object], x: Tensor, times: int) -> Task:

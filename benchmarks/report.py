@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def pair_cells(rows: Sequence[Mapping[str, Any]], what: str) -> tuple[list[str], list[list[str]]]:
+    """Header and cells for what `measure.compare_pairs` found."""
+    names = [name for name in rows[0] if name not in ("shape", "ratio")]
+    cells = [[row["shape"], *(f"{1000 * row[name]:.1f} ms" for name in names), f"{row['ratio']:.2f}x"] for row in rows]
+    return [what, *names, "times as fast"], cells
 
 
 def human_seconds(seconds: float) -> str:

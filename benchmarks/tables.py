@@ -9,9 +9,12 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from report import pair_cells
 
 from revit.reproduce.document import accuracies, headline, results_page
 
@@ -149,12 +152,8 @@ def small_table(report: dict[str, Any]) -> str:
     return f"{markdown(['model', 'parameters', 'step', 'times as long'], rows)}\n\n{source(report)}"
 
 
-def layouts_table(report: dict[str, Any]) -> str:
-    rows = [
-        [row["shape"], f"{1000 * row['contiguous']:.1f} ms", f"{1000 * row['channels_last']:.1f} ms", f"{row['ratio']:.2f}x"]
-        for row in report["rows"]
-    ]
-    return f"{markdown(['convolution', 'contiguous', 'channels_last', 'times as fast'], rows)}\n\n{source(report)}"
+def pairs_table(what: str, report: dict[str, Any]) -> str:
+    return f"{markdown(*pair_cells(report['rows'], what))}\n\n{source(report)}"
 
 
 def profile_table(report: dict[str, Any]) -> str:
@@ -288,7 +287,8 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "relative": ("docs/performance.md", "benchmarks/results/relative_attention.json", relative_table),
     "faults": ("docs/reliability.md", "results/faults.json", faults_table),
     "mutants": ("docs/reliability.md", "results/mutants.json", mutants_table),
-    "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", layouts_table),
+    "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", partial(pairs_table, "convolution")),
+    "scores": ("docs/performance.md", "benchmarks/results/stored_scores.json", partial(pairs_table, "attention")),
     "profile": ("docs/performance.md", "benchmarks/results/profile_step.json", profile_table),
     "limits": ("docs/performance.md", "benchmarks/results/limits.json", limits_table),
     "time": ("docs/performance.md", "benchmarks/results/time_to_accuracy.json", time_table),
