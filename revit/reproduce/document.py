@@ -11,6 +11,7 @@ import yaml
 from revit.reproduce.gallery import FIGURES
 from revit.reproduce.paper import PaperTable, paper_tables
 from revit.reproduce.plan import BUDGETS, about, with_rows_beside
+from revit.reproduce.ranking import rankings, verdict
 from revit.reproduce.results import Result
 from revit.reproduce.tables import NOT_OBTAINED, Line, compare, further_lines
 
@@ -29,6 +30,11 @@ Tables are numbered as `revit reproduce` calls them; headings give the paper's o
 
 TRAINED = ("cpu", "full")
 """Budgets that train a model as well as it gets, or as hours allow."""
+RANKINGS = """## Who is ahead
+
+Models that were trained on the same images in the same budget. The standard error is that of the number of test images alone;
+seeds differ by about as much on rotated digits. Differences of less than two of them decide nothing.
+"""
 TRIALS_FILE = "trials.yaml"
 CHOICES = """## Choices, and their evidence
 
@@ -66,7 +72,23 @@ def results_page(folder: Path) -> str:
             parts.append(_complexity(table, folder))
         elif table.name.startswith("table"):
             parts.append(_section(with_rows_beside(table), folder))
-    return "\n".join([*parts, *_choices(folder), _figures(folder)])
+    return "\n".join([parts[0], *_rankings(folder), *parts[1:], *_choices(folder), _figures(folder)])
+
+
+def _rankings(folder: Path) -> list[str]:
+    """Who is ahead, in words and numbers."""
+    parts = []
+    header = ["model", "parameters", "epochs", "seeds", "test accuracy (%)", "standard error", "same under its group (%)"]
+    for dataset, (budget, rows) in rankings(folder).items():
+        cells = [
+            [
+                row.row, f"{row.parameters:,}", str(row.epochs), str(row.seeds), f"{row.accuracy:.2f}",
+                "" if row.error is None else f"{row.error:.2f}", "" if row.consistency is None else f"{row.consistency:.2f}",
+            ]
+            for row in rows
+        ]  # fmt: skip
+        parts += [f"### {dataset}, budget `{budget}`\n", f"{_markdown(header, cells)}\n", f"{verdict(rows)}\n"]
+    return [RANKINGS, *parts] if parts else []
 
 
 def headline(folder: Path) -> str:

@@ -10,6 +10,7 @@ from revit.reproduce.document import accuracies, headline, results_page
 from revit.reproduce.gallery import our_points
 from revit.reproduce.paper import paper_tables
 from revit.reproduce.plan import ACCURACY, EQUIVARIANCE, Experiment, cells
+from revit.reproduce.ranking import rankings, verdict
 from revit.reproduce.results import ResultError, read_result, write_result
 from revit.reproduce.tables import NOT_OBTAINED, compare, find_table, further_lines
 
@@ -157,6 +158,27 @@ def test_accuracies_of_long_trainings_with_what_they_took(tmp_path):
         "",
         "Images that stand for RotMNIST: made up.",
     ]
+
+
+def test_rows_of_one_budget_are_ranked_and_it_is_said_who_is_behind(tmp_path):
+    trained = {"z2": 90.0, "p4m": 92.0, "z2m": 89.5, "p4m_cnn": 92.5, "z2_cnn": 91.0}
+    for name, accuracy in trained.items():
+        facts = {"images": 2000, "consistency_percent": 100.0 if name == "p4m" else None}
+        keep(tmp_path, Experiment(ACCURACY, f"cifar10_{name}"), "short", 0, {"accuracy": accuracy}, **facts)
+    keep(tmp_path, Experiment(ACCURACY, "cifar10_z2"), "cpu", 0, {"accuracy": 95.0})  # alone in its budget
+    keep(tmp_path, Experiment(ACCURACY, "pcam_z2"), "short", 0, {"accuracy": 95.0})  # nothing to compare with
+    found = rankings(tmp_path)
+    assert list(found) == ["CIFAR-10"]
+    budget, rows = found["CIFAR-10"]
+    assert budget == "short" and [row.row for row in rows] == ["p4m-CNN", "p4m-CSA", "Z2-CNN", "Z2-CSA", "Z2m-CSA"]
+    assert rows[1].consistency == 100.0 and rows[1].error == pytest.approx(100 * (0.92 * 0.08 / 2000) ** 0.5)
+    assert verdict(rows) == (
+        "Ahead of Z2-CSA: p4m-CSA (+2.00). Not ahead of it: Z2m-CSA (-0.50). "
+        "Behind the best REViT (p4m-CSA, 44,282 parameters): Z2-CNN (-1.00). Not behind it: p4m-CNN (+0.50)."
+    )
+    page = results_page(tmp_path)
+    assert "### CIFAR-10, budget `short`" in page and verdict(rows) in page
+    assert "| p4m-CSA | 44,282 | 3 | 1 | 92.00 | 0.61 | 100.00 |" in page
 
 
 def test_the_page_shows_the_trials_that_choices_rest_on(tmp_path):
