@@ -43,13 +43,20 @@ def find_table(name: str) -> list[PaperTable]:
 def compare(
     table: PaperTable, folder: Path, budgets: Sequence[str] = BUDGETS, why: dict[Experiment, str] | None = None
 ) -> list[Line]:
-    """A line for every number. Rows are there to be compared: if a budget has all of them, the largest such one is taken, else
-    for each number the largest that was run. `smoke` compares nothing, so it is taken only where there is no other."""
-    found = {budget: [_line(table, cell, folder, [budget], why or {}) for cell in cells(table)] for budget in budgets}
-    whole = [budget for budget, lines in found.items() if budget != "smoke" and all(line.results for line in lines)]
-    if whole:
-        return found[max(whole, key=BUDGETS.index)]
-    return [_line(table, cell, folder, budgets, why or {}) for cell in cells(table)]
+    """A line for every number. Rows are there to be compared: in each column the budget that has most of them goes before the
+    others, the largest of several. Elsewhere the largest that was run is taken. `smoke` compares nothing, so it comes last."""
+    ordered = sorted(budgets, key=BUDGETS.index, reverse=True)
+    found = {budget: [_line(table, cell, folder, [budget], why or {}) for cell in cells(table)] for budget in ordered}
+    lines = []
+    for i, cell in enumerate(cells(table)):
+        column = table.columns[cell.column]
+
+        def rows(budget: str, column: str = column) -> int:
+            return sum(bool(line.results) for line in found[budget] if line.column == column and budget != "smoke")
+
+        choices = sorted(ordered, key=rows, reverse=True)[:1] + ordered
+        lines.append(next((found[budget][i] for budget in choices if found[budget][i].results), found[ordered[0]][i]))
+    return lines
 
 
 def _line(table: PaperTable, cell: Cell, folder: Path, budgets: Sequence[str], why: dict[Experiment, str]) -> Line:

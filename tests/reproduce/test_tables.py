@@ -53,7 +53,7 @@ def test_the_largest_budget_counts_and_budgets_are_not_mixed(tmp_path):
     assert line_of(compare(table, tmp_path, ["full"]), "p4-CSA").ours == NOT_OBTAINED
 
 
-def test_a_table_that_one_budget_has_whole_is_shown_in_that_budget(tmp_path):
+def test_the_budget_that_has_most_rows_of_a_column_goes_before_the_others(tmp_path):
     table = paper_tables()["table6"]
     recipes = [cell.experiments[0] for cell in cells(table)]
     for experiment in recipes:
@@ -61,9 +61,12 @@ def test_a_table_that_one_budget_has_whole_is_shown_in_that_budget(tmp_path):
     keep(tmp_path, recipes[1], "cpu", 0, {"accuracy": 99.0})
     for experiment in recipes[:-1]:
         keep(tmp_path, experiment, "short", 0, {"accuracy": 98.0})
-    assert [line.budget for line in compare(table, tmp_path)] == ["short", "cpu", "short", "short", "smoke"]
-    keep(tmp_path, recipes[-1], "short", 0, {"accuracy": 97.0})
+    assert [line.budget for line in compare(table, tmp_path)] == ["short"] * 4 + ["smoke"]
+    keep(tmp_path, recipes[-1], "cpu", 0, {"accuracy": 97.0})
     assert [line.ours for line in compare(table, tmp_path)] == ["98.00"] * 4 + ["97.00"]
+    for experiment in recipes:
+        keep(tmp_path, experiment, "cpu", 0, {"accuracy": 99.0})
+    assert [line.budget for line in compare(table, tmp_path)] == ["cpu"] * 5
     assert [line.ours for line in compare(table, tmp_path, ["smoke"])] == ["50.00"] * 5
 
 
