@@ -87,7 +87,13 @@ def _rankings(folder: Path) -> list[str]:
             ]
             for row in rows
         ]  # fmt: skip
-        parts += [f"### {dataset}, budget `{budget}`\n", f"{_markdown(header, cells)}\n", f"{verdict(rows)}\n"]
+        images = "; ".join(dict.fromkeys(row.data for row in rows))
+        parts += [
+            f"### {dataset}, budget `{budget}`\n",
+            f"Images: {images}\n",
+            f"{_markdown(header, cells)}\n",
+            f"{verdict(rows)}\n",
+        ]
     return [RANKINGS, *parts] if parts else []
 
 

@@ -29,6 +29,7 @@ class Standing:
     accuracy: float  # percent, mean over the seeds
     error: float | None  # standard error for the number of test images, in points
     consistency: float | None  # predictions that stay under the group of the row, percent
+    data: str
 
     @property
     def is_ours(self) -> bool:
@@ -82,5 +83,5 @@ def _standing(line: Line) -> Standing:
     return Standing(
         row=line.row, parameters=facts[0]["parameters"], epochs=facts[0]["epochs"], seeds=line.seeds, accuracy=accuracy,
         error=math.sqrt(accuracy * (100 - accuracy) / images) if images else None,
-        consistency=fmean(kept) if kept else None,
+        consistency=fmean(kept) if kept else None, data=line.data,
     )  # fmt: skip

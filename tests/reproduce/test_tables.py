@@ -180,7 +180,7 @@ def test_rows_of_one_budget_are_ranked_and_it_is_said_who_is_behind(tmp_path):
         "Behind the best REViT (p4m-CSA, 44,282 parameters): Z2-CNN (-1.00). Not behind it: p4m-CNN (+0.50)."
     )
     page = results_page(tmp_path)
-    assert "### CIFAR-10, budget `short`" in page and verdict(rows) in page
+    assert "### CIFAR-10, budget `short`\n\nImages: made up\n" in page and verdict(rows) in page
     assert "| p4m-CSA | 44,282 | 3 | 1 | 92.00 | 0.61 | 100.00 |" in page
 
 
