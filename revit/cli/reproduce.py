@@ -75,7 +75,12 @@ def run(words: list[str]) -> int:
     parser = Parser("reproduce", USAGE, ABOUT)
     parser.add_argument("what", metavar="TABLE|FIGURE", type=str, help="table1 to table12, tables, figure1 to figure4, figures")
     parser.add_argument(
-        "--rows", metavar="ROW", type=str, nargs="+", default=[], help="only rows whose name contains one of these"
+        "--rows",
+        metavar="ROW",
+        type=str,
+        nargs="+",
+        default=[],
+        help="only rows of these names, or whose names contain one of these",
     )
     parser.add_argument("--budget", default="smoke", choices=list(BUDGETS), help="how much to spend; see below")
     parser.add_argument("--seeds", metavar="N", type=int, help="runs of each row (default: as many as the budget says)")
@@ -130,8 +135,13 @@ def _with_rows(tables: list[PaperTable], wanted: list[str]) -> list[tuple[PaperT
     if missing:
         there = "; ".join(f"{table.name} has {', '.join(table.rows)}" for table in tables)
         raise UsageError(f"no row {', '.join(missing)}: {there}")
-    found = [(table, [name for name in table.rows if not wanted or any(text in name for text in wanted)]) for table in tables]
+    found = [(table, [name for name in table.rows if not wanted or _is_wanted(name, wanted, table)]) for table in tables]
     return [(table, rows) for table, rows in found if rows]
+
+
+def _is_wanted(row: str, wanted: list[str], table: PaperTable) -> bool:
+    """Whether a name is given, whole or in part. The name of a row stands for that row alone: p4-cnn is not alpha-p4-cnn."""
+    return any(text == row if text in table.rows else text in row for text in wanted)
 
 
 def _complexity(console: Console, results: Path, show: bool) -> None:

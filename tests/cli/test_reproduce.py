@@ -73,6 +73,13 @@ def test_it_trains_what_is_missing_and_prints_the_comparison(trainings, capsys, 
     assert main(["reproduce", "table3a", "--rows", "z2-csa"]) == 0 and trainings.calls == []  # and rows are shared by tables
 
 
+def test_the_name_of_a_row_stands_for_that_row_alone(trainings):
+    assert main(["reproduce", "table4", "--rows", "p4-cnn"]) == 0
+    assert [words[0] for words in trainings.calls] == ["rotmnist_p4_cnn"]
+    assert main(["reproduce", "table4", "--rows", "cnn"]) == 0
+    assert [words[0] for words in trainings.calls] == ["rotmnist_p4_cnn", "rotmnist_p4_alpha"]
+
+
 def test_rows_that_take_long_are_obtained_on_request(trainings, capsys):
     assert main(["reproduce", "table1", "--budget", "smoke"]) == 0
     assert [words[0] for words in trainings.calls] == ["rotmnist_z2", "rotmnist_p4_44k", "rotmnist_p8_44k"]
