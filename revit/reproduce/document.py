@@ -78,15 +78,13 @@ def results_page(folder: Path) -> str:
 def _rankings(folder: Path) -> list[str]:
     """Who is ahead, in words and numbers."""
     parts = []
-    header = ["model", "parameters", "epochs", "seeds", "test accuracy (%)", "standard error", "same under its group (%)"]
+    header = ["model", "parameters", "epochs", "seeds", "test accuracy (%)", "standard error"]
+    header += ["validation accuracy (%)", "same under its group (%)"]
     for dataset, (budget, rows) in rankings(folder).items():
-        cells = [
-            [
-                row.row, f"{row.parameters:,}", str(row.epochs), str(row.seeds), f"{row.accuracy:.2f}",
-                "" if row.error is None else f"{row.error:.2f}", "" if row.consistency is None else f"{row.consistency:.2f}",
-            ]
-            for row in rows
-        ]  # fmt: skip
+        cells = []
+        for row in rows:
+            figures = ["" if x is None else f"{x:.2f}" for x in (row.accuracy, row.error, row.validation, row.consistency)]
+            cells.append([row.row, f"{row.parameters:,}", str(row.epochs), str(row.seeds), *figures])
         images = "; ".join(dict.fromkeys(row.data for row in rows))
         parts += [
             f"### {dataset}, budget `{budget}`\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +28,7 @@ class Standing:
     epochs: int
     seeds: int
     accuracy: float  # percent, mean over the seeds
+    validation: float | None  # the same of the validation images, which chose the epoch
     error: float | None  # standard error for the number of test images, in points
     consistency: float | None  # predictions that stay under the group of the row, percent
     data: str
@@ -79,9 +81,15 @@ def _beside(row: Standing, other: Standing) -> str:
 def _standing(line: Line) -> Standing:
     facts: list[dict[str, Any]] = [result.facts for result in line.results]
     accuracy = fmean(fact["values"]["accuracy"] for fact in facts)
-    images, kept = facts[0].get("images"), [kept for fact in facts if (kept := fact.get("consistency_percent")) is not None]
+    images = facts[0].get("images")
+    chosen, kept = (_mean(fact.get(name) for fact in facts) for name in ("validation_accuracy", "consistency_percent"))
     return Standing(
         row=line.row, parameters=facts[0]["parameters"], epochs=facts[0]["epochs"], seeds=line.seeds, accuracy=accuracy,
         error=math.sqrt(accuracy * (100 - accuracy) / images) if images else None,
-        consistency=fmean(kept) if kept else None, data=line.data,
+        validation=None if chosen is None else 100 * chosen, consistency=kept, data=line.data,
     )  # fmt: skip
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

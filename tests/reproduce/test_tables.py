@@ -166,7 +166,7 @@ def test_accuracies_of_long_trainings_with_what_they_took(tmp_path):
 def test_rows_of_one_budget_are_ranked_and_it_is_said_who_is_behind(tmp_path):
     trained = {"z2": 90.0, "p4m": 92.0, "z2m": 89.5, "p4m_cnn": 92.5, "z2_cnn": 91.0}
     for name, accuracy in trained.items():
-        facts = {"images": 2000, "consistency_percent": 100.0 if name == "p4m" else None}
+        facts = {"images": 2000, "validation_accuracy": 0.935, "consistency_percent": 100.0 if name == "p4m" else None}
         keep(tmp_path, Experiment(ACCURACY, f"cifar10_{name}"), "short", 0, {"accuracy": accuracy}, **facts)
     keep(tmp_path, Experiment(ACCURACY, "cifar10_z2"), "cpu", 0, {"accuracy": 95.0})  # alone in its budget
     keep(tmp_path, Experiment(ACCURACY, "pcam_z2"), "short", 0, {"accuracy": 95.0})  # nothing to compare with
@@ -181,7 +181,7 @@ def test_rows_of_one_budget_are_ranked_and_it_is_said_who_is_behind(tmp_path):
     )
     page = results_page(tmp_path)
     assert "### CIFAR-10, budget `short`\n\nImages: made up\n" in page and verdict(rows) in page
-    assert "| p4m-CSA | 44,282 | 3 | 1 | 92.00 | 0.61 | 100.00 |" in page
+    assert "| p4m-CSA | 44,282 | 3 | 1 | 92.00 | 0.61 | 93.50 | 100.00 |" in page
 
 
 def test_the_page_shows_the_trials_that_choices_rest_on(tmp_path):
