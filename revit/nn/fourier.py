@@ -152,8 +152,8 @@ class _Steps:
 
     def share(self, work: Callable[[list[slice]], T], x: Tensor) -> list[T]:
         """What `work` gives for as many samples at a time as fit the cache. Large ones and many go to threads that each compute
-        alone: cores that work on a part together read what the other one wrote, which takes twice the time if they have no
-        cache in common. On few small ones all threads work together, for new threads would wait for those of torch, which go on
+        alone: cores that work on a part together read what the other one wrote, which takes far longer if they have no cache
+        in common. On few small ones all threads work together, for new threads would wait for those of torch, which go on
         spinning for milliseconds. Elsewhere than on a CPU all at once: there are no caches to fit into."""
         size = max(1, self._entries() * x.element_size())
         large = x.is_cpu and (4 * size > CACHE or size * len(x) >= 4 * CACHE)
