@@ -32,6 +32,8 @@ from revit.exactness import Tiling, WindowGuard
 from revit.groups import Group
 from revit.nn.convolution import GroupConv, GroupLinear, check_features
 from revit.nn.dropout import check_rate, make_dropout
+from revit.nn.fourier import Sight
+from revit.nn.fourier_attention import attend_coefficients
 from revit.nn.neighbourhoods import join_windows, reduce_map, split_windows, spread_parts, unfold_neighbours
 
 ATTENTIONS = ("joint", "spatial", "per_element")
@@ -162,6 +164,11 @@ class ConvProjection(nn.Module):
         elif kernel_size > 1:
             self.depthwise = GroupConv(group, channels, channels, kernel_size, groups=channels, **same)
 
+    @property
+    def sight(self) -> Sight | None:
+        """How the mixed fields are seen in the Fourier basis."""
+        return Sight(self.mix.filters.filters, self.mix.sampling) if isinstance(self.mix, GroupConv) else None
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.mix(self.depthwise(x)).chunk(3, dim=1)
         return q, k, v
@@ -243,9 +250,14 @@ class GroupConvAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_features(x, self.channels, self.group)
-        q, k, v = self.qkv(x)
         options: dict[str, Any] = {"attention": self.attention, "num_heads": self.num_heads}
         options["dropout"] = self.attn_dropout if self.training else 0.0
+        if self._stays_in_basis(x, options):
+            blocks, sight = self.qkv.mix.filters.blocks(), self.qkv.sight
+            x = self.qkv.depthwise(x)
+            out = attend_coefficients(x, blocks, self.proj.filters.blocks(), self.num_heads, self.group, sight)
+            return self.proj_drop(out)
+        q, k, v = self.qkv(x)
         height, width = x.shape[-2:]
         if self.neighbourhood == "local":
             out = attend_neighbours(q, k, v, self.windows.window, **options)
@@ -254,6 +266,15 @@ class GroupConvAttention(nn.Module):
         else:
             out = attend_map(q, k, v, self.kv_reduction, **options)
         return self.proj_drop(self.proj(out))
+
+    def _stays_in_basis(self, x: Tensor, options: dict[str, Any]) -> bool:
+        """Whether queries, keys and values stay in the Fourier basis: in training, if they are computed there, and scores are
+        stored, of all pixels with all."""
+        plain = self.neighbourhood == "global" and self.kv_reduction == 1 and not torch.is_autocast_enabled("cpu")
+        if not plain or not torch.is_grad_enabled() or not _scores_pay(x.flatten(-2), x.flatten(-2), **options):
+            return False
+        mix, proj, positions = self.qkv.mix, self.proj.algorithm, x.shape[-2] * x.shape[-1]
+        return mix.algorithm.is_fourier_for(x, mix.weight, positions) and proj.name != "dense" and proj.refusal is None
 
     def attention_map(self, x: Tensor, row: int, column: int) -> Tensor:
         r"""How much one pixel attends to every pixel, for features [B, C, G, H, W]: maps [B, H, W] that sum to 1.

@@ -12,7 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from revit.groups import Group
-from revit.nn.convolution import GroupLinear
+from revit.nn import fourier_mlp
+from revit.nn.convolution import GroupLinear, check_features
 from revit.nn.dropout import DropPath, make_dropout
 from revit.nn.normalization import FieldBatchNorm, KeptStatistics, make_norm
 
@@ -41,6 +42,8 @@ class GroupMLP(nn.Module):
         self.drop2 = make_dropout(dropout, elementwise=elementwise_dropout, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._goes_in_parts(x):
+            return self.drop2(self.norm2(self._run_in_parts(x)))
         x = self.fc1(x)
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             weights = self.fc2.expand(x)  # here, for it would be done twice below
@@ -48,6 +51,23 @@ class GroupMLP(nn.Module):
         else:
             x = self.fc2(self._activate(x))
         return self.drop2(self.norm2(x))
+
+    def _goes_in_parts(self, x: Tensor) -> bool:
+        """Whether both maps are in the Fourier basis, in training, with nothing between them but what `fourier_mlp` does."""
+        plain = isinstance(self.norm1, FieldBatchNorm) and isinstance(self.drop1, nn.Identity | nn.Dropout3d)
+        if not plain or not self.norm1.is_plain_for(x) or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        check_features(x, self.fc1.in_channels, self.fc1.group)
+        positions = x.shape[-2] * x.shape[-1]
+        return all(layer.algorithm.is_fourier_for(x, layer.weight, positions) for layer in (self.fc1, self.fc2))
+
+    def _run_in_parts(self, x: Tensor) -> Tensor:
+        norm, hidden = self.norm1, self.fc1.out_channels
+        keep = self.drop1(x.new_ones(len(x), hidden, 1, 1, 1)).flatten(1)  # [B, C]
+        blocks = [layer.filters.blocks() for layer in (self.fc1, self.fc2)]
+        out, *statistics = fourier_mlp.mlp(x, *blocks, norm.weight, norm.bias, keep, norm.eps, self.fc1.group)
+        norm.remember(*statistics, x.numel() // x.shape[1])
+        return out
 
     def _activate(self, x: Tensor) -> Tensor:
         """ReLU and dropout commute: in this order both are done in place."""

@@ -50,13 +50,13 @@ def transform(x: Tensor, blocks: Sequence[Tensor], group: Group, sight: Sight | 
         x, blocks = x.to(lower), [block.to(lower) for block in blocks]
     with torch.autocast(device, enabled=False):
         if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
-            return _Steps(x, blocks, group, sight).run(x).contiguous()
+            return Steps(x, blocks, group, sight).run(x).contiguous()
         filters, sampling = ("", Sampling(1)) if sight is None else sight
         out: Tensor = _in_parts(x, list(blocks), group.name, filters, list(astuple(sampling)))
         return out
 
 
-class _Steps:
+class Steps:
     """The linear steps of `transform` and their transposes, for some samples.
 
     With the group first and positions last, [G, I, B, H, W], every step but the convolution is one large matrix product. Steps
@@ -121,6 +121,26 @@ class _Steps:
         )
         out.copy_(found[0].view_as(x))
 
+    def differentiate(
+        self, grad: Tensor, x: Tensor, grad_blocks: list[Tensor], grad_x: Tensor | None, rooms: Sequence[Tensor]
+    ) -> None:
+        """Adds the gradients of the blocks to `grad_blocks`, given that of what comes out, and writes that of x, if wanted."""
+        one, two, three = rooms
+        mixed = self.analyse_output(grad, one, two)
+        self.differentiate_mixing(mixed, self.analyse(x, one, three), grad_blocks)
+        if grad_x is not None:
+            self.analyse_transposed(self.mix_transposed(mixed, one), x, three, grad_x)
+
+    def differentiate_mixing(self, grad: Tensor, coefficients: Tensor, grad_blocks: list[Tensor]) -> None:
+        """Adds the gradients of the blocks, given that of what `mix` gives and what it was given."""
+        parts = self.split(grad, self.out_fields), self.split(coefficients, self.fields * self.functions)
+        for found, a, b in zip(grad_blocks, *parts, strict=True):
+            found.baddbmm_(a, b.mT)
+
+    def mix_transposed(self, grad: Tensor, room: Tensor) -> Tensor:
+        """The gradient of what `mix` was given, given that of what it gives."""
+        return self.mix(grad, [block.mT for block in self.blocks], room)
+
     def _sampling(self) -> tuple[int, int, int]:
         assert self.sampling is not None
         return self.sampling.stride, self.sampling.padding, self.sampling.dilation
@@ -171,10 +191,18 @@ class _Steps:
         return self.order * self.size[0] * self.size[1] * max(self.fields * self.functions, self.out_fields)
 
 
+def add_up(found: list[list[Tensor]]) -> list[Tensor]:
+    """The sums of what threads have found."""
+    some, *others = found
+    for more in others:
+        torch._foreach_add_(some, more)
+    return some
+
+
 @torch.library.custom_op("revit::fourier_transform", mutates_args=())
 def _in_parts(x: Tensor, blocks: list[Tensor], group: str, filters: str, sampling: list[int]) -> Tensor:
-    """`_Steps.run`, some samples at a time, as one operation."""
-    steps = _Steps(x, blocks, Group.parse(group), _sight(filters, sampling))
+    """`Steps.run`, some samples at a time, as one operation."""
+    steps = Steps(x, blocks, Group.parse(group), _sight(filters, sampling))
     out = x.new_empty(len(x), steps.out_fields, steps.order, *steps.size)
 
     def work(parts: list[slice]) -> None:
@@ -199,25 +227,17 @@ def _in_parts_backward(
     grad: Tensor, x: Tensor, blocks: list[Tensor], group: str, filters: str, sampling: list[int], of_x: bool
 ) -> list[Tensor]:
     """The gradient of x, if it is wanted, and those of the blocks."""
-    steps = _Steps(x, blocks, Group.parse(group), _sight(filters, sampling))
-    transposed = [block.mT for block in blocks]
+    steps = Steps(x, blocks, Group.parse(group), _sight(filters, sampling))
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if of_x else None
 
     def work(parts: list[slice]) -> list[Tensor]:
-        grad_blocks, (one, two, three) = [torch.zeros_like(block) for block in blocks], steps.rooms(x, parts, 3)
+        grad_blocks, rooms = [torch.zeros_like(block) for block in blocks], steps.rooms(x, parts, 3)
         for part in parts:
-            mixed = steps.analyse_output(grad[part], one, two)
-            seen = steps.split(steps.analyse(x[part], one, three), steps.fields * steps.functions)
-            for found, a, b in zip(grad_blocks, steps.split(mixed, steps.out_fields), seen, strict=True):
-                found.baddbmm_(a, b.mT)
-            if grad_x is not None:
-                steps.analyse_transposed(steps.mix(mixed, transposed, one), x[part], three, grad_x[part])
+            steps.differentiate(grad[part], x[part], grad_blocks, None if grad_x is None else grad_x[part], rooms)
         return grad_blocks
 
-    some, *others = steps.share(work, x)
-    for found in others:
-        torch._foreach_add_(some, found)
-    return some if grad_x is None else [grad_x, *some]
+    grad_blocks = add_up(steps.share(work, x))
+    return grad_blocks if grad_x is None else [grad_x, *grad_blocks]
 
 
 @_in_parts_backward.register_fake

@@ -39,11 +39,12 @@ class FieldBatchNorm(nn.BatchNorm3d):
         if self.kept and not again:
             self.kept.found.append(found)
         if not again:
-            self._remember(*found, x.numel() // x.shape[1])
+            self.remember(*found, x.numel() // x.shape[1])
         out: Tensor = _BatchNorm.apply(x, self.weight, self.bias, *found, self.eps)
         return out
 
-    def _remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Counts a batch with these statistics of so many numbers of each field."""
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
@@ -52,12 +53,15 @@ class FieldBatchNorm(nn.BatchNorm3d):
             self.running_var.lerp_(variance * (count / (count - 1)), momentum)
 
     def _is_fast_for(self, x: Tensor) -> bool:
-        """In training, eagerly, on a CPU, at one precision; what is wrong with x is left to `nn.BatchNorm3d` to say."""
+        """What is wrong with x is left to `nn.BatchNorm3d` to say."""
+        fits = x.ndim == 5 and x.shape[1] == self.num_features and x.numel() > x.shape[1]
+        return self.is_plain_for(x) and x.is_contiguous() and fits
+
+    def is_plain_for(self, x: Tensor) -> bool:
+        """In training, eagerly, on a CPU, at one precision."""
         whole = self.affine and self.bias is not None and self.running_mean is not None
         eager = not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None)
-        plain = whole and x.is_cpu and x.is_contiguous() and x.dtype == self.weight.dtype
-        fits = x.ndim == 5 and x.shape[1] == self.num_features and x.numel() > x.shape[1]
-        return self.training and eager and plain and fits
+        return self.training and eager and whole and x.is_cpu and x.dtype == self.weight.dtype
 
 
 @dataclass
@@ -77,10 +81,22 @@ def field_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, share = x.flatten(2), x.shape[1] / x.numel()  # [B, C, G*H*W]
     mean = rows.mean(2).mean(0)
-    variance = torch.linalg.vector_norm(rows, dim=2).square().sum(0) * share - mean.square()
-    if bool((mean.square() > DIGITS_LOST * variance).any()):
-        variance = torch.linalg.vector_norm(rows - mean.unsqueeze(1), dim=2).square().sum(0) * share
-    return mean, variance
+    squares = torch.linalg.vector_norm(rows, dim=2).square().sum(0)
+    return mean, variance_of(x, mean, squares * share)
+
+
+def variance_of(x: Tensor, mean: Tensor, mean_square: Tensor) -> Tensor:
+    """The variance [C] of the fields of x, given their means and mean squares."""
+    variance = mean_square - mean.square()
+    if loses_digits(mean, variance):
+        rows = x.flatten(2) - mean.unsqueeze(1)
+        variance = torch.linalg.vector_norm(rows, dim=2).square().sum(0) * (x.shape[1] / x.numel())
+    return variance
+
+
+def loses_digits(mean: Tensor, variance: Tensor) -> bool:
+    """Whether some mean is so large beside its variance that x must be less the mean before anything else is done to it."""
+    return bool((mean.square() > DIGITS_LOST * variance).any())
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -88,7 +104,7 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
-        if bool((mean.square() > DIGITS_LOST * variance).any()):
+        if loses_digits(mean, variance):
             shape = (-1, 1, 1, 1)
             out = (x - mean.view(shape)).mul_((weight * (variance + eps).rsqrt()).view(shape))
             return out.add_(bias.view(shape))
@@ -115,11 +131,17 @@ def _gradients(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Ten
     rows, of_rows, share = x.flatten(2), grad.flatten(2), x.shape[1] / x.numel()
     of_bias = of_rows.sum(2).sum(0)
     of_weight = (_products(of_rows, rows) - mean * of_bias) * scale
+    a, b, c = (number.view(-1, 1, 1, 1) for number in gradient_of(weight, mean, scale, of_weight, of_bias, share))
+    return torch.addcmul(c, x, b).addcmul_(grad, a), of_weight, of_bias
+
+
+def gradient_of(
+    weight: Tensor, mean: Tensor, scale: Tensor, of_weight: Tensor, of_bias: Tensor, share: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The numbers a, b and c [C] for which `a grad + b x + c` is the gradient of x."""
     a = weight * scale
     b = -a * scale * of_weight * share
-    c = -a * of_bias * share - b * mean
-    of_x = torch.addcmul(c.view(-1, 1, 1, 1), x, b.view(-1, 1, 1, 1)).addcmul_(grad, a.view(-1, 1, 1, 1))
-    return of_x, of_weight, of_bias
+    return a, b, -a * of_bias * share - b * mean
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
