@@ -106,6 +106,7 @@ bench: $(BENCH_VENV)/installed $(VENV)/installed
 	$(BENCH_VENV)/bin/python benchmarks/algorithms.py
 	$(BENCH_VENV)/bin/python benchmarks/layouts.py
 	$(BENCH_VENV)/bin/python benchmarks/stored_scores.py
+	$(BENCH_VENV)/bin/python benchmarks/chains.py
 	$(BENCH_VENV)/bin/python benchmarks/profile_step.py
 	$(BENCH_VENV)/bin/python benchmarks/limits.py
 	$(BENCH_VENV)/bin/python benchmarks/compiled.py

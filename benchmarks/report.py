@@ -44,10 +44,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def pair_cells(rows: Sequence[Mapping[str, Any]], what: str) -> tuple[list[str], list[list[str]]]:
-    """Header and cells for what `measure.compare_pairs` found."""
-    names = [name for name in rows[0] if name not in ("shape", "ratio")]
-    cells = [[row["shape"], *(f"{1000 * row[name]:.1f} ms" for name in names), f"{row['ratio']:.2f}x"] for row in rows]
-    return [what, *names, "times as fast"], cells
+    """Header and cells for what `measure.compare_pairs` found; what was added to its rows comes last."""
+    _, first, second, ratio, *others = rows[0]
+    cells = [[row["shape"], *(f"{1000 * row[name]:.1f} ms" for name in (first, second)), f"{row[ratio]:.2f}x"] for row in rows]
+    return [what, first, second, "times as fast", *others], [
+        [*cell, *(str(row[name]) for name in others)] for cell, row in zip(cells, rows, strict=True)
+    ]
 
 
 def human_seconds(seconds: float) -> str:

@@ -288,6 +288,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "faults": ("docs/reliability.md", "results/faults.json", faults_table),
     "mutants": ("docs/reliability.md", "results/mutants.json", mutants_table),
     "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", partial(pairs_table, "convolution")),
+    "chains": ("docs/performance.md", "benchmarks/results/chains.json", partial(pairs_table, "layer")),
     "scores": ("docs/performance.md", "benchmarks/results/stored_scores.json", partial(pairs_table, "attention")),
     "profile": ("docs/performance.md", "benchmarks/results/profile_step.json", profile_table),
     "limits": ("docs/performance.md", "benchmarks/results/limits.json", limits_table),

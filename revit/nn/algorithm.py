@@ -9,6 +9,7 @@ takes the same algorithms in each run, at each batch size and on each machine. E
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,10 @@ ALGORITHMS = ("auto", "dense", "fourier")
 MARGIN = 1.6
 """How many times as fast as `dense` the prediction for `fourier` must be: of 195 layers drawn at random one was predicted to be
 1.56 times as fast, and took 1.12 times as long."""
+
+CHAIN = 1.2
+"""The same for two layers that stay in the basis between them, which gain more than the prediction for single layers says
+(`benchmarks/chains.py`)."""
 
 FEW = 36
 """Maps of fewer positions stay `dense`: their matrix products are too small for these rates to hold."""
@@ -102,9 +107,14 @@ class Work(NamedTuple):
 
     def fourier_from(self, rates: Pass) -> int | None:
         """The positions from which on `fourier` is faster, or None if it never is."""
-        gain = self.dense_seconds(rates.dense) - MARGIN * self.fourier_seconds(rates.fourier)
-        calls = (MARGIN * rates.fourier.call - rates.dense.call) / rates.samples
-        return None if gain <= 0 else max(FEW, math.ceil(calls / gain))
+        return fourier_from([self], rates, MARGIN)
+
+
+def fourier_from(works: Sequence[Work], rates: Pass, margin: float) -> int | None:
+    """The positions from which on `fourier` is `margin` times as fast for all of these together, or None."""
+    gain = sum(work.dense_seconds(rates.dense) - margin * work.fourier_seconds(rates.fourier) for work in works)
+    calls = len(works) * (margin * rates.fourier.call - rates.dense.call) / rates.samples
+    return None if gain <= 0 else max(FEW, math.ceil(calls / gain))
 
 
 class Algorithm:
@@ -147,6 +157,25 @@ class Algorithm:
         if inference == training == "nowhere":
             return "dense (auto)"
         return f"fourier {inference} positions on, in training {training} on (auto)".replace("nowhere positions on", "nowhere")
+
+
+class Chain:
+    """Layers that are computed in one go in training, without leaving the Fourier basis: whether that pays."""
+
+    def __init__(self, *algorithms: Algorithm) -> None:
+        self.algorithms = algorithms
+        can = all(algorithm.refusal is None for algorithm in algorithms)
+        self.least = fourier_from([algorithm.work for algorithm in algorithms], TRAINING, CHAIN) if can else None
+
+    def is_fourier_for(self, x: Tensor) -> bool:
+        """For maps of the size of x. All layers take part: one that is fixed as `dense` is enough for the answer no."""
+        names, positions = {algorithm.name for algorithm in self.algorithms}, x.shape[-2] * x.shape[-1]
+        if "dense" in names or any(algorithm.refusal is not None for algorithm in self.algorithms):
+            return False
+        return len(x) > 0 and x.is_cpu and (names == {"fourier"} or (self.least is not None and positions >= self.least))
+
+    def __str__(self) -> str:
+        return "layer by layer" if self.least is None else f"in one go from {self.least} positions on in training"
 
 
 def _why_not_fourier(work: Work, filters: str, groups: int) -> str | None:

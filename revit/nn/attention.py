@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from revit.exactness import Tiling, WindowGuard
 from revit.groups import Group
+from revit.nn.algorithm import Chain
 from revit.nn.convolution import GroupConv, GroupLinear, check_features
 from revit.nn.dropout import check_rate, make_dropout
 from revit.nn.fourier import Sight
@@ -273,8 +274,12 @@ class GroupConvAttention(nn.Module):
         plain = self.neighbourhood == "global" and self.kv_reduction == 1 and not torch.is_autocast_enabled("cpu")
         if not plain or not torch.is_grad_enabled() or not _scores_pay(x.flatten(-2), x.flatten(-2), **options):
             return False
-        mix, proj, positions = self.qkv.mix, self.proj.algorithm, x.shape[-2] * x.shape[-1]
-        return mix.algorithm.is_fourier_for(x, mix.weight, positions) and proj.name != "dense" and proj.refusal is None
+        return self.chain.is_fourier_for(x)
+
+    @property
+    def chain(self) -> Chain:
+        """Two maps, if attention leaves the basis of the group alone."""
+        return Chain(self.qkv.mix.algorithm, self.proj.algorithm)
 
     def attention_map(self, x: Tensor, row: int, column: int) -> Tensor:
         r"""How much one pixel attends to every pixel, for features [B, C, G, H, W]: maps [B, H, W] that sum to 1.
@@ -324,12 +329,10 @@ class GroupConvAttention(nn.Module):
 
     def extra_repr(self) -> str:
         text = f"{self.group}, {self.channels} fields, {self.num_heads} heads, {self.attention}, {self.neighbourhood}"
+        if self.neighbourhood == "global" and self.kv_reduction == 1:
+            return f"{text}, {self.chain}" if self.attention == "spatial" else text
         if self.neighbourhood == "global":
-            return (
-                text
-                if self.kv_reduction == 1
-                else f"{text}, keys and values of {self.kv_reduction} x {self.kv_reduction} pixels"
-            )
+            return f"{text}, keys and values of {self.kv_reduction} x {self.kv_reduction} pixels"
         return f"{text} {self.windows.window}{' shifted' if self.windows.shifted else ''}"
 
 

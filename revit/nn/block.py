@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from revit.groups import Group
 from revit.nn import fourier_mlp
+from revit.nn.algorithm import Chain
 from revit.nn.convolution import GroupLinear, check_features
 from revit.nn.dropout import DropPath, make_dropout
 from revit.nn.normalization import FieldBatchNorm, KeptStatistics, make_norm
@@ -42,8 +43,9 @@ class GroupMLP(nn.Module):
         self.drop2 = make_dropout(dropout, elementwise=elementwise_dropout, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._goes_in_parts(x):
-            return self.drop2(self.norm2(self._run_in_parts(x)))
+        norm = self.norm1
+        if isinstance(norm, FieldBatchNorm) and self._goes_in_parts(x, norm):
+            return self.drop2(self.norm2(self._run_in_parts(x, norm)))
         x = self.fc1(x)
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             weights = self.fc2.expand(x)  # here, for it would be done twice below
@@ -52,21 +54,26 @@ class GroupMLP(nn.Module):
             x = self.fc2(self._activate(x))
         return self.drop2(self.norm2(x))
 
-    def _goes_in_parts(self, x: Tensor) -> bool:
+    def _goes_in_parts(self, x: Tensor, norm: FieldBatchNorm) -> bool:
         """Whether both maps are in the Fourier basis, in training, with nothing between them but what `fourier_mlp` does."""
-        plain = isinstance(self.norm1, FieldBatchNorm) and isinstance(self.drop1, nn.Identity | nn.Dropout3d)
-        if not plain or not self.norm1.is_plain_for(x) or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        plain = isinstance(self.drop1, nn.Identity | nn.Dropout3d) and norm.is_plain_for(x)
+        if not plain or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False
         check_features(x, self.fc1.in_channels, self.fc1.group)
-        positions = x.shape[-2] * x.shape[-1]
-        return all(layer.algorithm.is_fourier_for(x, layer.weight, positions) for layer in (self.fc1, self.fc2))
+        return self.chain.is_fourier_for(x)
 
-    def _run_in_parts(self, x: Tensor) -> Tensor:
-        norm, hidden = self.norm1, self.fc1.out_channels
-        keep = self.drop1(x.new_ones(len(x), hidden, 1, 1, 1)).flatten(1)  # [B, C]
-        blocks = [layer.filters.blocks() for layer in (self.fc1, self.fc2)]
-        out, *statistics = fourier_mlp.mlp(x, *blocks, norm.weight, norm.bias, keep, norm.eps, self.fc1.group)
-        norm.remember(*statistics, x.numel() // x.shape[1])
+    @property
+    def chain(self) -> Chain:
+        return Chain(self.fc1.algorithm, self.fc2.algorithm)
+
+    def extra_repr(self) -> str:
+        return str(self.chain)
+
+    def _run_in_parts(self, x: Tensor, norm: FieldBatchNorm) -> Tensor:
+        keep = self.drop1(x.new_ones(len(x), norm.num_features, 1, 1, 1)).flatten(1)  # [B, C]
+        first, second = self.fc1.filters.blocks(), self.fc2.filters.blocks()
+        out, mean, variance = fourier_mlp.mlp(x, first, second, norm.weight, norm.bias, keep, norm.eps, self.fc1.group)
+        norm.remember(mean, variance, x.numel() // x.shape[1])
         return out
 
     def _activate(self, x: Tensor) -> Tensor:

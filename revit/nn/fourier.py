@@ -231,7 +231,7 @@ def _in_parts_backward(
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if of_x else None
 
     def work(parts: list[slice]) -> list[Tensor]:
-        grad_blocks, rooms = [torch.zeros_like(block) for block in blocks], steps.rooms(x, parts, 3)
+        grad_blocks, (*rooms,) = [torch.zeros_like(block) for block in blocks], steps.rooms(x, parts, 3)
         for part in parts:
             steps.differentiate(grad[part], x[part], grad_blocks, None if grad_x is None else grad_x[part], rooms)
         return grad_blocks

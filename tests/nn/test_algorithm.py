@@ -10,7 +10,7 @@ import torch
 from revit.evaluation.complexity import measured_macs
 from revit.groups import Group
 from revit.models import create_model
-from revit.nn import GroupConv, GroupLinear, fourier, set_algorithm
+from revit.nn import GroupConv, GroupConvAttention, GroupLinear, GroupMLP, fourier, set_algorithm
 from revit.nn.algorithm import FEW, INFERENCE, MARGIN, TRAINING, Algorithm, Work
 
 
@@ -67,6 +67,20 @@ def test_the_choice_is_printed():
     shown = re.search(r"fourier from (\d+) positions on, in training from (\d+) on \(auto\)", repr(GroupLinear("p8m", 64, 256)))
     assert shown and int(shown[1]) < 14 * 14 and int(shown[2]) < 14 * 14
     assert "dense (auto)" in repr(GroupConv("p8", 48, 144, 3, filters="rbf"))  # these filters do not turn into each other
+
+
+def test_the_choice_for_layers_in_one_go():
+    """By the layer alone: large groups take it at the paper's width, small ones do not; one dense layer is enough for none."""
+    mlp = GroupMLP("p16", 12)
+    shown = re.search(r"in one go from (\d+) positions on in training", repr(mlp))
+    assert shown and mlp.chain.least == int(shown[1]) <= 14 * 14
+    x = torch.randn(2, 12, 16, 14, 14)
+    assert mlp.chain.is_fourier_for(x) and not mlp.chain.is_fourier_for(x[..., :5, :5]) and not mlp.chain.is_fourier_for(x[:0])
+    mlp.fc2.algorithm = mlp.fc2.algorithm.renamed("dense")
+    assert not mlp.chain.is_fourier_for(x)
+    assert "layer by layer" in repr(GroupMLP("p4", 12))
+    assert "in one go" in repr(GroupConvAttention("p16", 12, 1, attention="spatial"))
+    assert "in one go" not in repr(GroupConvAttention("p16", 12, 1, attention="joint"))
 
 
 def test_a_whole_model_is_set_at_once_and_computes_the_same():
