@@ -61,11 +61,13 @@ def about(budget: str) -> str:
 def overrides(budget: str, recipe: str, dataset: str) -> dict[str, Any]:
     """What a budget changes of a recipe, as section.option: first for all recipes of a dataset, then for this one.
 
-    A budget that is `like` another one changes what that one does, and then gives all recipes of a dataset as many epochs.
+    A budget that is `like` another one changes what that one does, and then gives all recipes of a dataset as many epochs, and
+    some of them options of their own.
     """
     chosen = _plan()["budgets"][budget]
     if "like" in chosen:
-        return overrides(chosen["like"], recipe, dataset) | {"train.epochs": chosen["epochs"][dataset]}
+        own = chosen.get("recipes", {}).get(recipe, {})
+        return overrides(chosen["like"], recipe, dataset) | {"train.epochs": chosen["epochs"][dataset]} | own
     values: dict[str, Any] = {}
     for part in (chosen["datasets"].get(dataset, {}), chosen["recipes"].get(recipe, {})):
         for name, value in part.items():
