@@ -22,6 +22,7 @@ from revit.data.identity import dataset_fingerprint
 from revit.evaluation import audit_model, normalised_black, random_transformations
 from revit.evaluation.audit import SAMPLES, Audit
 from revit.groups import Group
+from revit.models.model_config import shipped, shipped_folder
 from revit.reproduce.document import COMPLEXITY_FILE, EXPLANATION
 from revit.reproduce.gallery import FIGURES, draw_figure
 from revit.reproduce.paper import PaperTable, paper_tables
@@ -35,6 +36,7 @@ from revit.reproduce.plan import (
     on_request,
     overrides,
     seeds,
+    shipped_weights,
     turns_at_random,
 )
 from revit.reproduce.results import read_result, write_result
@@ -224,7 +226,7 @@ class Runner:
 
     def _trained(self, recipe: str, options: dict[str, Any], seed: int) -> Path:
         """The finished run of a recipe: trained, resumed or found."""
-        folder = self.runs / self.budget / f"{recipe}-seed{seed}"
+        folder = self._run_folder(recipe, seed)
         if (folder / train.RESULT).is_file():
             _check_run(folder, {**options, "train.seed": seed})
         else:
@@ -262,15 +264,30 @@ class Runner:
         values = {"accuracy": 100 * scores["accuracy"]}
         write_result(self.results, experiment, self.budget, seed, {**facts, "values": values})
 
+    def _weights(self, recipe: str, options: dict[str, Any], seed: int) -> Path:
+        """Where the trained weights of a recipe are: in its run, or in the package if they were trained with these options."""
+        accuracy = Experiment(ACCURACY, recipe)
+        found, name = read_result(self.results, accuracy, self.budget, seed), shipped_weights(self.budget, recipe, seed)
+        trained_here = (self._run_folder(recipe, seed) / "config.yaml").is_file()
+        if name is not None and not trained_here and found is not None and found.facts["options"] == options:
+            return shipped_folder(name)
+        folder = self._trained(recipe, options, seed)
+        if found is None:
+            self._accuracy(accuracy, options, seed)
+        return folder
+
+    def _run_folder(self, recipe: str, seed: int) -> Path:
+        return self.runs / self.budget / f"{recipe}-seed{seed}"
+
     def _equivariance(self, experiment: Experiment, options: dict[str, Any], seed: int) -> None:
         group = Group.parse(str(experiment.group))
         sections = self._sections(experiment.recipe, options)
         dataset = self._images(sections, experiment.weights)
+        origin = {}
         if experiment.weights == "trained":
-            model = load_run(self._trained(experiment.recipe, options, seed)).model
-            accuracy = Experiment(ACCURACY, experiment.recipe)
-            if read_result(self.results, accuracy, self.budget, seed) is None:
-                self._accuracy(accuracy, options, seed)
+            folder = self._weights(experiment.recipe, options, seed)
+            model = load_run(folder).model
+            origin = {"weights": folder.name} if folder.name in shipped() else {}
         else:
             torch.manual_seed(seed)
             with warnings.catch_warnings():
@@ -282,7 +299,7 @@ class Runner:
         self.console.print(f"audit of {label}: {len(x):,} images", highlight=False, soft_wrap=True)
         audit = audit_model(model, x, group, fill=fill)
         values = equivariance_values(audit)
-        facts = {**self._facts(dataset, options), "samples": len(x), "audit": audit.to_dict()}
+        facts = {**self._facts(dataset, options), **origin, "samples": len(x), "audit": audit.to_dict()}
         if turns_at_random(experiment):
             random = random_transformations(model, x, fill=fill)
             facts["random_transformations"] = random.to_dict()

@@ -80,6 +80,12 @@ def on_request(budget: str, table: str) -> list[str]:
     return list(_plan()["budgets"][budget].get("on_request", {}).get(table, []))
 
 
+def shipped_weights(budget: str, recipe: str, seed: int) -> str | None:
+    """What the trained weights of a recipe are called in the package, if they are there."""
+    name: str | None = _plan()["budgets"][budget].get("weights", {}).get(recipe) if seed == 0 else None
+    return name
+
+
 def cells(table: PaperTable) -> list[Cell]:
     """Every number of a table, in its order."""
     plan = _plan()

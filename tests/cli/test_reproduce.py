@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from revit.cli import main, reproduce, train
-from revit.reproduce.plan import EQUIVARIANCE, Experiment
-from revit.reproduce.results import read_result
+from revit.reproduce.plan import ACCURACY, EQUIVARIANCE, Experiment
+from revit.reproduce.results import read_result, write_result
 from tests.cli.conftest import TINY, write_npz
 
 SCORES = {
@@ -148,6 +148,25 @@ def test_an_audit_with_random_and_trained_weights(monkeypatch, tmp_path, capsys)
     printed = capsys.readouterr().out
     assert "RotMNIST, p4" in printed and "rotmnist_p4, random weights, p4: largest relative error under exact" in printed
     assert Path("results/accuracy-rotmnist_p4-smoke-seed0.json").is_file()  # the training is not lost for the other tables
+
+
+def test_weights_of_the_package_need_no_training(monkeypatch, trainings, tmp_path):
+    """If the result of their training is there with these options; otherwise the recipe is trained, as any other."""
+    write_npz(tmp_path)
+    options = {"data.name": "arrays", "data.val_fraction": 0.25}
+    monkeypatch.setattr(reproduce, "overrides", lambda *_: options)
+    monkeypatch.setattr(reproduce, "SAMPLES", 4)
+    words = ["reproduce", "table7", "--rows", "rotmnist-p4", "--budget", "cpu", "--data-root", str(tmp_path)]
+    origin = {"command": "revit", "commit": "abc", "versions": {}, "data": "digits", "data_fingerprint": "0"}
+    accuracy = {**origin, "options": options, "values": {"accuracy": 99.0}}
+    write_result(Path("results"), Experiment(ACCURACY, "rotmnist_p4"), "cpu", 0, accuracy)
+    assert main(words) == 0 and trainings.calls == []
+    found = read_result(Path("results"), Experiment(EQUIVARIANCE, "rotmnist_p4", "p4", "trained"), "cpu", 0)
+    assert found.facts["weights"] == "revit_rotmnist_p4_100k" and found.facts["parameters"] == 100_679
+    found.path.unlink()
+    write_result(Path("results"), Experiment(ACCURACY, "rotmnist_p4"), "cpu", 0, {**accuracy, "options": {}})
+    trainings.stop.append(130)
+    assert main(words) == 130 and len(trainings.calls) == 1
 
 
 def test_figures(capsys):

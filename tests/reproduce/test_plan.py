@@ -5,6 +5,7 @@ import pytest
 from revit.data.augment import AugmentOptions
 from revit.data.spec import DataOptions
 from revit.models import create_model
+from revit.models.model_config import read_config, shipped_folder
 from revit.reproduce.paper import paper_tables
 from revit.reproduce.plan import (
     BUDGETS,
@@ -15,6 +16,7 @@ from revit.reproduce.plan import (
     overrides,
     own_group,
     seeds,
+    shipped_weights,
     turns_at_random,
     with_rows_beside,
 )
@@ -65,9 +67,11 @@ def test_full_is_the_recipes_as_they_are():
 
 def test_short_is_cpu_with_as_many_epochs_for_all_recipes_of_a_dataset():
     epochs = {"rotmnist": 6, "cifar10": 6, "pcam": 8, "imagenet": 6}
+    own = {"rotmnist_p8": {"train.lr": 0.003}}  # by the order of the group, as those beside it in Table 5
     for recipe in RECIPES:
         dataset = read_recipe(recipe)["data"]["name"]
-        assert overrides("short", recipe, dataset) == overrides("cpu", recipe, dataset) | {"train.epochs": epochs[dataset]}
+        expected = overrides("cpu", recipe, dataset) | {"train.epochs": epochs[dataset]} | own.get(recipe, {})
+        assert overrides("short", recipe, dataset) == expected
 
 
 def test_what_a_recipe_says_goes_before_what_its_dataset_says():
@@ -116,3 +120,18 @@ def test_names_of_result_files():
     assert own_group("pcam_p4m") == "p4m"
     with pytest.raises(ValueError, match="no equivariance table has a row for demo"):
         own_group("demo")
+
+
+def test_weights_of_the_package_are_those_of_their_recipes():
+    """Every option of the model that the budget or the recipe gives, and the digits that it was trained on."""
+    for recipe in ("rotmnist_p4", "rotmnist_p4_44k", "rotmnist_p8", "rotmnist_p8_44k"):
+        config = read_config(shipped_folder(shipped_weights("cpu", recipe, 0)))
+        changes = {name.removeprefix("model."): value for name, value in overrides("cpu", recipe, "rotmnist").items()}
+        expected = {
+            **read_recipe(recipe)["model"],
+            **{name: changes[name] for name in ModelOptions().__dict__ if name in changes},
+        }
+        assert config.model == expected.pop("name") and config.data["name"] == "rotmnist"
+        off = dict.fromkeys(["smooth_strides"], False)  # not an option yet when the first of them were trained
+        assert {name: (off | config.options)[name] for name in expected} == expected
+    assert shipped_weights("cpu", "rotmnist_p4", 1) is None and shipped_weights("smoke", "rotmnist_p4", 0) is None
