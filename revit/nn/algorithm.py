@@ -27,6 +27,9 @@ CHAIN = 1.2
 """The same for two layers that stay in the basis between them, which gain more than the prediction for single layers says
 (`benchmarks/chains.py`)."""
 
+LARGE = 98_304
+"""Numbers that a step of such layers must make of a sample: with fewer, threads wait for each other for longer than they work."""
+
 FEW = 36
 """Maps of fewer positions stay `dense`: their matrix products are too small for these rates to hold."""
 
@@ -165,7 +168,10 @@ class Chain:
     def __init__(self, *algorithms: Algorithm) -> None:
         self.algorithms = algorithms
         can = all(algorithm.refusal is None for algorithm in algorithms)
-        self.least = fourier_from([algorithm.work for algorithm in algorithms], TRAINING, CHAIN) if can else None
+        works = [algorithm.work for algorithm in algorithms]
+        least = fourier_from(works, TRAINING, CHAIN) if can else None
+        width = max(work.group.order * max(work.in_fields * work.functions, work.out_fields) for work in works)
+        self.least = None if least is None else max(least, math.ceil(LARGE / width))
 
     def is_fourier_for(self, x: Tensor) -> bool:
         """For maps of the size of x. All layers take part: one that is fixed as `dense` is enough for the answer no."""
