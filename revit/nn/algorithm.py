@@ -28,7 +28,7 @@ CHAIN = 1.2
 (`benchmarks/chains.py`)."""
 
 LARGE = 98_304
-"""Numbers that a step of such layers must make of a sample: with fewer, threads wait for each other for longer than they work."""
+"""Numbers that a step of such layers must make of a sample: with fewer, threads wait for each other longer than they work."""
 
 FEW = 36
 """Maps of fewer positions stay `dense`: their matrix products are too small for these rates to hold."""
