@@ -105,8 +105,8 @@ def main() -> None:
     names = ["recommended"] if why_no_reference() else ["recommended", REFERENCE, KEPT_REFERENCE]
     for key in GROUPS:
         parts = bound(key, rates, options.rounds)
-        servers = {name: Server("step", name, key) for name in names}
-        seconds = interleave(servers, rounds=max(2, options.rounds // 2), warmup=1, take=Server.seconds)
+        servers = {name: Server(name, key) for name in names}
+        seconds = interleave(servers, rounds=max(2, options.rounds // 2), warmup=1, take=lambda server: server.seconds("step"))
         for server in servers.values():
             server.close()
         rows[key] = row = {"parts": parts, "bound": sum(parts.values()), **{name: median(seconds[name]) for name in names}}

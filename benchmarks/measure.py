@@ -97,20 +97,20 @@ def in_fresh_process(*arguments: str) -> dict[str, Any]:
 
 
 class Server:
-    """A process of its own for one task of one contestant, which runs it when asked to.
+    """A process of its own for one contestant, which runs its tasks when asked to.
 
     In one process they would change each other's times: the C library keeps freed memory, or gives it back, by the sizes that
     the process has freed before.
     """
 
-    def __init__(self, task: str, *arguments: str) -> None:
+    def __init__(self, *arguments: str) -> None:
         command = [sys.executable, str(HERE / "probes.py"), "serve", *arguments]
-        self.task, self.arguments = task, arguments
+        self.arguments = arguments
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def seconds(self) -> float:
+    def seconds(self, task: str) -> float:
         assert self.process.stdin is not None and self.process.stdout is not None
-        print(self.task, file=self.process.stdin, flush=True)
+        print(task, file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             if line.startswith(TAKEN):
                 return float(line.removeprefix(TAKEN))

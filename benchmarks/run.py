@@ -63,19 +63,21 @@ def measure_models(key: str, rounds: Rounds) -> Report:
     """What each contestant took in each round: {contestant: {measure: [...], "parameters": count}}."""
     setting = SETTINGS[key]
     found: Report = {name: {"construction": [], "peak memory": []} for name in setting.contestants}
-    in_fresh_process("model", REFERENCE, key)  # fills escnn's cache on disk
-    for _ in range(rounds.probes):
+    if not setting.builds_slowly:
+        in_fresh_process("model", REFERENCE, key)  # fills escnn's cache on disk
+    for _ in range(1 if setting.builds_slowly else rounds.probes):
         for name in setting.contestants:
             probe = in_fresh_process("model", name, key)
             found[name]["parameters"] = probe["parameters"]
             for measure in ("construction", "peak memory"):
                 found[name][measure].append(probe[measure])
+    servers = {name: Server(name, key) for name in setting.contestants}
     for measure, count in (("forward", rounds.forward), ("step", rounds.step)):
-        servers = {name: Server(measure, name, key) for name in setting.contestants}
-        seconds = interleave(servers, rounds=count, warmup=1, take=Server.seconds)
-        for name, server in servers.items():
+        seconds = interleave(servers, rounds=count, warmup=1, take=lambda server, task=measure: server.seconds(task))
+        for name in servers:
             found[name][measure] = seconds[name]
-            server.close()
+    for server in servers.values():
+        server.close()
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from report import pair_cells
+from report import human_bytes, human_seconds, pair_cells
 
 from revit.reproduce.document import accuracies, headline, results_page
 
@@ -44,6 +44,17 @@ def speed_table(report: dict[str, Any]) -> str:
     steps = ["step", "step, its dropout", "step, checkpointed", "step, recommended"]
     memory = ["memory", "memory, checkpointed", "memory, recommended"]
     return f"{markdown(['model', 'construction', 'forward', *steps, *memory], rows)}\n\n{source(report)}"
+
+
+def stages_table(report: dict[str, Any]) -> str:
+    """The model of four stages: what the reference and ours take, and the ratios."""
+    rows = []
+    for setting, found in report["side_by_side"]["settings"].items():
+        for measure, ratio in found["ratios"]["ours"].items():
+            human = human_bytes if measure == "peak memory" else human_seconds
+            theirs, ours = (human(median(found["rounds"][name][measure])) for name in ("reference", "ours"))
+            rows.append([setting, measure, theirs, ours, f"{ratio:.2f}" if measure == "peak memory" else f"{ratio:.1f}x"])
+    return f"{markdown(['model', '', 'reference', 'ours', 'ratio'], rows)}\n\n{source(report)}"
 
 
 def filter_table(report: dict[str, Any]) -> str:
@@ -283,6 +294,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "algorithms": ("docs/performance.md", "benchmarks/results/algorithms.json", algorithms_table),
     "small": ("docs/performance.md", "benchmarks/results/small_models.json", small_table),
     "whole": ("docs/performance.md", "benchmarks/results/latest.json", speed_table),
+    "stages": ("docs/performance.md", "benchmarks/results/four_stages.json", stages_table),
     "growth": ("docs/performance.md", "benchmarks/results/algorithms.json", growth_table),
     "relative": ("docs/performance.md", "benchmarks/results/relative_attention.json", relative_table),
     "faults": ("docs/reliability.md", "results/faults.json", faults_table),
