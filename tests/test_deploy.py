@@ -120,6 +120,17 @@ def test_only_plain_layers_are_left(case):
     assert tables == []
 
 
+@pytest.mark.parametrize("attention", ["spatial", "per_element", "joint"])
+def test_a_deployed_model_has_the_same_gradient_of_an_image(attention):
+    """What saliency maps need: nothing in a deployed model takes a path that only training has."""
+    torch.manual_seed(0)
+    options = FLAT | {"dims": 12, "num_heads": 1, "attention": attention, "neighbourhood": "global"}
+    model = randomised(create_model("revit_tiny", **options)).double().eval()
+    x = torch.randn(2, 1, 14, 14, dtype=torch.float64, requires_grad=True)
+    expected, found = (torch.autograd.grad(net(x).square().sum(), x)[0] for net in (model, model.deploy()))
+    assert difference(found, expected) <= 1e-10
+
+
 @pytest.mark.parametrize("case", ["flat", "hierarchical", "gcnn", "attentive densenet", "gsa", "re_resnet", "cvt"])
 def test_float32_models_give_the_same(case):
     model, x = build(case, torch.float32)

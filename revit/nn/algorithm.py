@@ -163,20 +163,27 @@ class Algorithm:
 
 
 class Chain:
-    """Layers that are computed in one go in training, without leaving the Fourier basis: whether that pays."""
+    """Layers that are computed in one go in training, without leaving the Fourier basis: whether that pays.
 
-    def __init__(self, *algorithms: Algorithm) -> None:
-        self.algorithms = algorithms
-        can = all(algorithm.refusal is None for algorithm in algorithms)
-        works = [algorithm.work for algorithm in algorithms]
-        least = fourier_from(works, TRAINING, CHAIN) if can else None
+    Layers without an algorithm to choose, those of `deploy()`, are run one by one.
+    """
+
+    def __init__(self, *layers: nn.Module) -> None:
+        found = [getattr(layer, "algorithm", None) for layer in layers]
+        self.algorithms = [algorithm for algorithm in found if isinstance(algorithm, Algorithm)]
+        self.can = len(self.algorithms) == len(layers) and all(algorithm.refusal is None for algorithm in self.algorithms)
+        self.least = self._least_positions() if self.can else None
+
+    def _least_positions(self) -> int | None:
+        works = [algorithm.work for algorithm in self.algorithms]
+        least = fourier_from(works, TRAINING, CHAIN)
         width = max(work.group.order * max(work.in_fields * work.functions, work.out_fields) for work in works)
-        self.least = None if least is None else max(least, math.ceil(LARGE / width))
+        return None if least is None else max(least, math.ceil(LARGE / width))
 
     def is_fourier_for(self, x: Tensor) -> bool:
         """For maps of the size of x. All layers take part: one that is fixed as `dense` is enough for the answer no."""
         names, positions = {algorithm.name for algorithm in self.algorithms}, x.shape[-2] * x.shape[-1]
-        if "dense" in names or any(algorithm.refusal is not None for algorithm in self.algorithms):
+        if "dense" in names or not self.can:
             return False
         return len(x) > 0 and x.is_cpu and (names == {"fourier"} or (self.least is not None and positions >= self.least))
 

@@ -279,7 +279,7 @@ class GroupConvAttention(nn.Module):
     @property
     def chain(self) -> Chain:
         """Two maps, if attention leaves the basis of the group alone."""
-        return Chain(self.qkv.mix.algorithm, self.proj.algorithm)
+        return Chain(self.qkv.mix, self.proj)
 
     def attention_map(self, x: Tensor, row: int, column: int) -> Tensor:
         r"""How much one pixel attends to every pixel, for features [B, C, G, H, W]: maps [B, H, W] that sum to 1.

@@ -64,7 +64,7 @@ class GroupMLP(nn.Module):
 
     @property
     def chain(self) -> Chain:
-        return Chain(self.fc1.algorithm, self.fc2.algorithm)
+        return Chain(self.fc1, self.fc2)
 
     def extra_repr(self) -> str:
         return str(self.chain)
