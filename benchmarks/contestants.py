@@ -120,5 +120,7 @@ SETTINGS = {
     "p16": Setting("p16", {"ours": 1.5, "recommended": 8.0, "checkpointed": 1.5}, rounds=0.4),
     "p8, 48 fields": Setting("p8", {"ours": 2.0, "checkpointed": 2.0}, WIDE, rounds=0.3),
     "p4m, 48 fields": Setting("p4m", {"ours": 2.0, "checkpointed": 2.0}, WIDE, rounds=0.3),
-    "p4m, four stages, 224 px": Setting("p4m", {"ours": 2.0}, STAGES, batch=4, image_size=224, rounds=0.3, builds_slowly=True),
+    "p4m, four stages, 224 px": Setting(
+        "p4m", {"ours": 2.0, "checkpointed": 2.0}, STAGES, batch=4, image_size=224, rounds=0.3, builds_slowly=True
+    ),
 }
