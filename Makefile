@@ -116,6 +116,7 @@ bench: $(BENCH_VENV)/installed $(VENV)/installed
 	$(VENV)/bin/python benchmarks/deployment.py
 	$(VENV)/bin/python benchmarks/bit_exact.py
 	$(BENCH_VENV)/bin/python benchmarks/run.py
+	$(BENCH_VENV)/bin/python benchmarks/run.py --settings "p4m, four stages, 224 px" --out benchmarks/results/four_stages.json
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DOCS_VENV) .cache demo site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
