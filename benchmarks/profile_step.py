@@ -17,8 +17,10 @@ MODELS = [("p4", "recommended"), ("p8", "recommended"), ("p16", "recommended"), 
 KINDS = {
     "convolutions": ("mkldnn_convolution", "convolution_backward", "ConvolutionBackward0"),
     "Fourier basis": ("fourier_transform",),
-    "attention": ("scaled_dot_product",),
-    "norms": ("batch_norm", "layer_norm"),
+    "MLP in one go": ("_MLP",),
+    "attention in one go": ("_Attention",),
+    "attention": ("scaled_dot_product", "aten::bmm", "softmax"),
+    "norms": ("batch_norm", "_BatchNorm", "layer_norm"),
 }
 """Parts of the names of operations; all others are "the rest": sums, products, copies, dropout, ReLU, the optimizer."""
 

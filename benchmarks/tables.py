@@ -323,10 +323,10 @@ def updated(name: str) -> tuple[Path, str]:
     document, results, make = TABLES[name]
     text = (ROOT / document).read_text()
     made = make(read(results) if isinstance(results, str) else [read(result) for result in results])
-    pattern = rf"(<!-- table: {name} -->\n)(?:(?!<!-- ).)*(\n<!-- end -->)"
+    pattern = rf"(<!-- table: {name} -->\n)(?:(?!<!-- ).)*(<!-- end -->)"
     if not re.search(pattern, text, flags=re.DOTALL):
         raise SystemExit(f"{document} has no place for the table {name!r}")
-    return ROOT / document, re.sub(pattern, lambda match: match[1] + made + match[2], text, flags=re.DOTALL)
+    return ROOT / document, re.sub(pattern, lambda match: f"{match[1]}{made}\n{match[2]}", text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
