@@ -108,3 +108,13 @@ def _quiet_worker(_: int) -> None:
     """Ctrl-C reaches every process of a terminal; only the training process answers it. One thread a worker is enough."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """torch's workers compare their parent with the one that they began with, so one whose parent was killed while it began
+    would stay for ever, and with it the lock of the run."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

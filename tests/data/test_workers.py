@@ -2,7 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +77,25 @@ def test_slow_workers_are_waited_for(monkeypatch):
 
     loader = EvalLoader(Slow((), 6), SPEC, batch_size=6, reading=Reading(workers=1))
     assert len(list(loader)) == 1
+
+
+ORPHANS = """
+import os, signal, threading, time
+from revit.data.loader import EvalLoader, Reading
+from tests.data.test_loader import SPEC, Partly
+
+os.register_at_fork(after_in_child=lambda: time.sleep(1))  # workers begin when their parent is dead
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+list(EvalLoader(Partly(()), SPEC, batch_size=8, reading=Reading(workers=2)))
+"""
+
+
+def test_workers_end_with_a_parent_that_was_killed_while_they_began():
+    words, root = [sys.executable, "-c", ORPHANS], Path(__file__).parents[2]
+    with subprocess.Popen(words, cwd=root, stderr=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            _, errors = process.communicate(timeout=60)  # ends when the last process that could write has ended
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL and not errors
