@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from revit.actions import kernel_bank, turn_index, turn_table
 from revit.filters import centre_function, check_filters, num_functions
 from revit.groups import Group
-from revit.nn.fourier_basis import filter_blocks
+from revit.nn.fourier_basis import change_blocks, filter_blocks
 
 T = TypeVar("T")
 
@@ -91,6 +91,17 @@ class TurnedFilters(nn.Module):
         """The matrices of `revit.nn.fourier.transform`, for filters that turn into each other."""
         self._blocks, blocks = self._make(self._blocks, self._build_blocks)
         return blocks
+
+    def change_blocks(self, weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """A weight like ours whose matrices in the Fourier basis were changed, None for filters that have none: they are
+        lifting, or made of one field each, or do not turn into each other."""
+        if self.lifting or self.weight.shape[1] == 1:
+            return None
+        try:
+            flat = weight.reshape(*weight.shape[:3], self.num_functions)
+            return change_blocks(flat, self.group, self.filters, self.kernel_size, change).view_as(weight)
+        except ValueError:
+            return None
 
     def _make(self, kept: _Cache[T] | None, build: Callable[[], T]) -> tuple[_Cache[T] | None, T]:
         if torch.compiler.is_compiling() or self.weight.is_inference():

@@ -22,6 +22,7 @@ that is 66 instead of 400 for p4 and 330 instead of 6,400 for p16.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -63,11 +64,26 @@ def fourier_blocks(group: Group) -> tuple[Blocks, ...]:
 
 def weight_blocks(weight: Tensor, group: Group) -> list[Tensor]:
     """What weights [O, I, G] are in the basis of the group: matrices [n*rows, d*O, d*I] for each dimension d."""
-    found = []
+    return [_spectrum(weight, part).repeat_interleave(part.basis.shape[1], dim=0) for part in fourier_blocks(group)]
+
+
+def _spectrum(weight: Tensor, part: Blocks) -> Tensor:
+    """[O, I, G] -> [n, d*O, d*I]."""
+    return torch.einsum("nbck,oik->nboci", part.spectrum.to(weight), weight).flatten(3).flatten(1, 2)
+
+
+def change_blocks(weight: Tensor, group: Group, filters: str, kernel_size: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Filters [O, I, G, P] whose matrices in the basis of the group, a batch [n, d*O, d*I*Q] for each dimension d, were
+    changed: all of them together are the bank, so what makes them orthogonal makes the group convolution so."""
+    turns = fourier_frames(group, kernel_size, filters).turns.to(weight)
+    fields, order = len(weight), group.order
+    seen = torch.einsum("kqp,oikp->oiqk", turns, weight)
+    flat, changed = seen.flatten(1, 2), torch.zeros_like(seen).flatten(1, 2)
     for part in fourier_blocks(group):
-        blocks = torch.einsum("nbck,oik->nboci", part.spectrum.to(weight), weight).flatten(3).flatten(1, 2)  # [n, d*O, d*I]
-        found.append(blocks.repeat_interleave(part.basis.shape[1], dim=0))
-    return found
+        dim, rows = part.basis.shape[2], part.basis.shape[1]
+        blocks = change(_spectrum(flat, part)).unflatten(2, (dim, -1)).unflatten(1, (dim, fields))
+        changed += torch.einsum("nbck,nboci->oik", part.spectrum.to(weight), blocks) * (rows / order)  # orthogonality of rho
+    return torch.einsum("kpq,oiqk->oikp", turns[group.inverse], changed.view_as(seen))
 
 
 class Frames(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,13 +24,24 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optim
     for name, parameter in model.named_parameters():
         (others if parameter.ndim <= 1 or name in spared else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    if options.optimizer == "muon":
+    if options.optimizer != "adamw":
         classifier = {id(parameter) for parameter in getattr(model, "get_classifier", nn.Identity)().parameters()}
         hidden = [parameter for parameter in decayed if id(parameter) not in classifier]
         groups[0]["params"] = [parameter for parameter in decayed if id(parameter) in classifier]
         groups.append({"params": hidden, "weight_decay": options.weight_decay, "orthogonal": True})
     groups = [group for group in groups if group["params"]]
-    return Muon(groups, lr=options.lr) if options.optimizer == "muon" else torch.optim.AdamW(groups, lr=options.lr)
+    if options.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=options.lr)
+    return Muon(groups, lr=options.lr, blocks=_blocks_of(model) if options.optimizer == "group_muon" else {})
+
+
+ChangeBlocks = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor | None]
+"""Changes the matrices that a weight is made of, and gives the weight that they make then; None if it has none."""
+
+
+def _blocks_of(model: nn.Module) -> dict[Tensor, ChangeBlocks]:
+    """The weights of group convolutions, which are block diagonal in the basis of their group (`TurnedFilters`)."""
+    return {module.weight: module.change_blocks for module in model.modules() if hasattr(module, "change_blocks")}  # type: ignore[misc]
 
 
 class Muon(torch.optim.Optimizer):
@@ -39,9 +50,14 @@ class Muon(torch.optim.Optimizer):
     A weight [O, ...] is a matrix of O rows. Its step is the nearest (semi-)orthogonal matrix to the momentum: all directions
     move alike, not only those with large gradients. It is scaled to the size of a step of AdamW (Liu et al. 2025), so one
     learning rate and one weight decay serve for both.
+
+    A group convolution is not the map that its weight is as a matrix: each number of it acts at every element. Weights with
+    `blocks` take the nearest step that is orthogonal as a map on the group. That map is block diagonal in the Fourier basis of
+    the group, so its blocks are made orthogonal one by one.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], *, lr: float) -> None:
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, blocks: Mapping[Tensor, ChangeBlocks] | None = None) -> None:
+        self.blocks = blocks or {}
         defaults = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "orthogonal": False}
         super().__init__(groups, defaults)
 
@@ -57,9 +73,14 @@ class Muon(torch.optim.Optimizer):
     def _orthogonal(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         momentum = self._state(parameter, "exp_avg")
         momentum.lerp_(grad, 1 - group["betas"][0])
-        matrix = orthogonalise(grad.lerp(momentum, group["betas"][0]).flatten(1))  # Nesterov's: a step ahead
-        size = ADAM_STEP * max(matrix.shape) ** 0.5
-        parameter.add_(matrix.view_as(parameter), alpha=-group["lr"] * size)
+        ahead = grad.lerp(momentum, group["betas"][0])  # Nesterov's
+        change, rank = self.blocks.get(parameter), min(len(grad), grad[0].numel())
+        step = None if change is None else change(ahead, orthogonalise)
+        if step is None:
+            step = orthogonalise(ahead.flatten(1)).view_as(parameter)
+        else:
+            rank = min(len(grad), grad[0].numel() // grad.shape[2])  # fields: elements are turned copies
+        parameter.add_(step, alpha=-group["lr"] * ADAM_STEP * (grad.numel() / rank) ** 0.5)
 
     def _adam(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         (beta1, beta2), state = group["betas"], self.state[parameter]
@@ -80,18 +101,18 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """About the nearest matrix [M, N] with orthonormal rows, or columns if these are fewer: singular values near 1.
+    """About the nearest matrix [..., M, N] with orthonormal rows, or columns if these are fewer: singular values near 1.
 
     Five steps of a Newton-Schulz iteration with the coefficients of Jordan et al. 2024, which bring all singular values into
     [0.7, 1.2] and not to 1, which a step does not need.
     """
-    wide = matrix.shape[0] <= matrix.shape[1]
-    x = matrix if wide else matrix.T
-    x = x / x.norm().clamp_min(1e-7)
+    wide = matrix.shape[-2] <= matrix.shape[-1]
+    x = matrix if wide else matrix.mT
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
     for _ in range(5):
-        gram = x @ x.T
+        gram = x @ x.mT
         x = 3.4445 * x + (2.0315 * (gram @ gram) - 4.7750 * gram) @ x
-    return x if wide else x.T
+    return x if wide else x.mT
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

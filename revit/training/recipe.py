@@ -14,7 +14,7 @@ import yaml
 from revit.data.augment import AugmentOptions
 from revit.data.spec import DataOptions
 
-OPTIMIZERS = ("adamw", "muon")
+OPTIMIZERS = ("adamw", "muon", "group_muon")
 SCHEDULES = ("onecycle", "cosine", "constant")
 PRECISIONS = ("float32", "bf16", "float64")
 SHARDINGS = ("ddp", "fsdp")
@@ -97,7 +97,8 @@ class TrainOptions:
         epochs: Passes over the training images.
         batch_size: Images of one optimiser step, over all processes.
         accumulate: Parts that a batch is computed in, to save memory; the step is the same.
-        optimizer: adamw, or muon (orthogonal steps for filters and matrices, AdamW for the rest).
+        optimizer: adamw, muon (orthogonal steps for filters and matrices, AdamW for the rest) or group_muon (steps that are
+            orthogonal as maps on the group).
         lr: Largest learning rate.
         weight_decay: Of matrices and filters; norms and biases are left alone.
         schedule: onecycle (cosine up and down, momentum opposite), cosine (linear warm-up, cosine down) or constant.
@@ -158,9 +159,10 @@ class TrainOptions:
         ):
             if getattr(self, name) not in choices:
                 raise RecipeError(f"train.{name} must be {', '.join(choices)}, got {getattr(self, name)!r}")
-        if self.optimizer == "muon" and self.sharding == "fsdp":
+        if self.optimizer != "adamw" and self.sharding == "fsdp":
             raise RecipeError(
-                "train.optimizer muon needs whole matrices, and train.sharding fsdp leaves parts: choose adamw, or ddp"
+                f"train.optimizer {self.optimizer} needs whole matrices, and train.sharding fsdp leaves parts: "
+                "choose adamw, or ddp"
             )
         if self.accumulate > self.batch_size:
             raise RecipeError(f"train.accumulate ({self.accumulate}) is larger than the batch ({self.batch_size})")

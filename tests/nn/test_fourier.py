@@ -141,6 +141,36 @@ def test_units_of_a_steerable_convolution(group, units):
     assert dense.multiply_adds(1, 1) == 3 * 4 * 25 * order**2
 
 
+def polar(matrices):
+    """The nearest (semi-)orthogonal matrix of each."""
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    return left @ right
+
+
+@pytest.mark.parametrize(("group", "kernel_size"), [("z2m", 3), ("p4", 1), ("p4", 4), ("p4m", 3), ("p6", 1), ("p8m", 1)])
+@pytest.mark.parametrize("fields", [(5, 3), (3, 5)])
+def test_what_is_done_to_all_blocks_is_done_to_the_bank(group, kernel_size, fields):
+    """The nearest orthogonal matrix to a bank is a bank again, and its blocks are those of the blocks."""
+    filters = GroupConv(group, *fields, kernel_size=kernel_size, bias=False, filters="free").double().filters
+    weight = filters.weight.detach().clone()
+    torch.testing.assert_close(filters.change_blocks(weight, lambda blocks: blocks), weight, rtol=0, atol=1e-12)
+    expected = polar(filters().detach().flatten(1))
+    with torch.no_grad():
+        filters.weight.copy_(filters.change_blocks(weight, polar))
+    torch.testing.assert_close(filters().flatten(1), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("group", ["p4m", "p8", "p8m"])
+def test_blocks_of_steerable_filters_can_be_changed_and_are_what_layers_compute_with(group):
+    filters = GroupConv(group, 3, 5, kernel_size=5, filters="steerable").double().filters
+    weight, before = filters.weight.detach().clone(), [block.detach() for block in filters.blocks()]
+    assert filters.change_blocks(weight, lambda blocks: blocks) is not None
+    with torch.no_grad():
+        filters.weight.copy_(filters.change_blocks(weight, polar))
+    for found, block in zip(filters.blocks(), before, strict=True):
+        torch.testing.assert_close(found, polar(block), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("group", ["p4", "p8m"])
 def test_cost_of_a_convolution_by_formula_is_the_cost_counted(group):
     layer = GroupConv(group, 4, 3, 5, padding=2, filters="steerable", algorithm="fourier")

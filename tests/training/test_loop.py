@@ -48,6 +48,7 @@ CASES = [
     {"ema": 0.9, "workers": 2, "accumulate": 2},
     {"schedule": "cosine", "accumulate": 2},
     {"optimizer": "muon", "ema": 0.9},
+    {"optimizer": "group_muon"},
     {"precision": "bf16", "ema": 0.9},
     {"augment": AugmentOptions(rotate=180, shift=1, brightness=0.2, crop_scale=0.5, cutmix=1.0)},
 ]

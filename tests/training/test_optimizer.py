@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from revit.models import create_model
+from revit.nn import GroupConv, GroupLinear
 from revit.training.optimizer import ADAM_STEP, Muon, make_optimizer, orthogonalise
 from revit.training.recipe import RecipeError, TrainOptions
 
@@ -57,8 +58,42 @@ def test_filters_and_hidden_matrices_take_orthogonal_steps():
     assert {group["weight_decay"] for group in groups if group["orthogonal"]} == {0.3}
 
 
+def step_of(layer, optimizer, lr=0.5):
+    """The weight after a step from zero, for gradients that are the same at each call."""
+    torch.manual_seed(1)
+    layer.weight.data.zero_()
+    layer.weight.grad = torch.randn_like(layer.weight)
+    make_optimizer(layer, TrainOptions(optimizer=optimizer, lr=lr)).step()
+    return layer.weight.detach().clone()
+
+
+@pytest.mark.parametrize("group", ["z2m", "p4", "p4m", "p6", "p8m"])
+@pytest.mark.parametrize("fields", [(6, 4), (4, 6)])
+def test_steps_of_group_muon_are_orthogonal_as_maps_on_the_group(group, fields):
+    layer = GroupLinear(group, *fields, bias=False).double()
+    step = step_of(layer, "group_muon")
+    bank = layer.filters().detach().flatten(1)  # [O*G, I*G]
+    values = torch.linalg.svdvals(bank) / (0.5 * ADAM_STEP * (max(fields) * layer.group.order) ** 0.5)
+    assert values.min() > 0.5 and values.max() < 1.3
+    assert step.square().mean().sqrt().item() == pytest.approx(0.5 * ADAM_STEP, rel=0.3)
+    assert (step * layer.weight.grad).sum() < 0
+    step_of(layer, "muon")
+    spread = torch.linalg.svdvals(layer.filters().detach().flatten(1))
+    assert spread.max() / spread.min() > values.max() / values.min()  # what is orthogonal as a matrix is not as a map
+
+
+def test_group_muon_is_muon_where_there_is_no_group_to_speak_of():
+    plain = GroupConv("z2", 4, 6, kernel_size=3).double()
+    torch.testing.assert_close(step_of(plain, "group_muon"), step_of(plain, "muon"), rtol=1e-9, atol=1e-12)
+    single = GroupConv("p4", 4, 4, kernel_size=3, groups=4).double()  # each field alone: no map between fields
+    assert torch.equal(step_of(single, "group_muon"), step_of(single, "muon"))
+    gaussians = GroupConv("p8", 4, 6, kernel_size=3, filters="rbf").double()  # do not turn into each other
+    assert torch.equal(step_of(gaussians, "group_muon"), step_of(gaussians, "muon"))
+
+
 def test_wrong_options_are_named():
-    with pytest.raises(RecipeError, match="train.optimizer must be adamw, muon, got 'sgd'"):
+    with pytest.raises(RecipeError, match="train.optimizer must be adamw, muon, group_muon, got 'sgd'"):
         TrainOptions(optimizer="sgd")
-    with pytest.raises(RecipeError, match="train.optimizer muon needs whole matrices"):
-        TrainOptions(optimizer="muon", sharding="fsdp")
+    for name in ("muon", "group_muon"):
+        with pytest.raises(RecipeError, match=f"train.optimizer {name} needs whole matrices"):
+            TrainOptions(optimizer=name, sharding="fsdp")
