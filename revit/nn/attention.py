@@ -40,7 +40,7 @@ from revit.nn.neighbourhoods import join_windows, reduce_map, split_windows, spr
 ATTENTIONS = ("joint", "spatial", "per_element")
 NEIGHBOURHOODS = ("global", "window", "local")
 PROJECTIONS = ("full", "separable")
-SCORES = 6
+SCORES = 3
 """Times the numbers of a map that stored scores may be: with more, some maps are slower than fused attention."""
 
 

@@ -5,7 +5,7 @@ r"""The MLP of a block in the Fourier basis of its group: two group-linear maps,
 `scale` and `shift` are those of the batch norm of the hidden map, `keep` a number for each sample and field. The hidden map is
 the largest of a block, and as separate layers norm, dropout and ReLU read and write all of it several times in each direction,
 for hardly any arithmetic. Here they are done to a few samples at a time, while these are in the cache between the steps of the
-two maps (`revit.nn.fourier`); of the hidden map only what comes before the norm is ever stored.
+two maps (`revit.nn.fourier`). The hidden map is not kept: the backward pass computes it again, from the input.
 """
 
 from __future__ import annotations
@@ -37,20 +37,9 @@ class _MLP(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, keep: Tensor, eps: float, group: Group, *blocks: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         first, second = _halves(blocks)
-        steps = Steps(x, first, group, None)
-        hidden = x.new_empty(len(x), steps.out_fields, *x.shape[2:])
-
-        def expand(parts: list[slice]) -> list[Tensor]:
-            found, rooms = [x.new_zeros(steps.out_fields) for _ in range(2)], steps.rooms(x, parts, 2)
-            for part in parts:
-                steps.run_into(hidden[part], x[part], *rooms)
-                rows = hidden[part].flatten(2)
-                found[0] += rows.sum(2).sum(0)
-                found[1] += torch.linalg.vector_norm(rows, dim=2).square().sum(0)
-            return found
-
+        hidden, sums = _expand(x, first, group, sums=True)
         count = hidden.numel() // hidden.shape[1]
-        mean, mean_square = (total / count for total in add_up(steps.share(expand, x)))
+        mean, mean_square = (total / count for total in sums)
         variance = variance_of(hidden, mean, mean_square)
         activation = _Activation(weight, bias, mean, variance, keep, eps)
         steps = Steps(hidden, second, group, None)
@@ -62,15 +51,16 @@ class _MLP(torch.autograd.Function):
                 steps.run_into(out[part], activation.of(hidden, part, three), one, two)
 
         steps.share(contract, hidden)
-        ctx.save_for_backward(x, hidden, weight, bias, mean, variance, keep, *blocks)
+        ctx.save_for_backward(x, weight, bias, mean, variance, keep, *blocks)
         ctx.eps, ctx.group = eps, group
         ctx.mark_non_differentiable(mean, variance)
         return out, mean, variance
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, hidden, weight, bias, mean, variance, keep, *blocks = ctx.saved_tensors
+        x, weight, bias, mean, variance, keep, *blocks = ctx.saved_tensors
         first, second = _halves(blocks)
+        hidden, _ = _expand(x, first, ctx.group, sums=False)
         activation, grad = _Activation(weight, bias, mean, variance, keep, ctx.eps), grads[0]
         of_hidden = torch.empty_like(hidden)  # that of what the norm gives, before the sums over the batch are known
         steps = Steps(hidden, second, ctx.group, None)
@@ -96,7 +86,7 @@ class _MLP(torch.autograd.Function):
         of_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
         steps = Steps(x, first, ctx.group, None)
 
-        def expand(parts: list[slice]) -> list[Tensor]:
+        def differentiate(parts: list[slice]) -> list[Tensor]:
             found, (*rooms, room) = [torch.zeros_like(block) for block in first], steps.rooms(x, parts, 4)
             for part in parts:
                 maps = hidden[part]
@@ -104,8 +94,26 @@ class _MLP(torch.autograd.Function):
                 steps.differentiate(before, x[part], found, None if of_x is None else of_x[part], rooms)
             return found
 
-        of_first = add_up(steps.share(expand, x))
+        of_first = add_up(steps.share(differentiate, x))
         return of_x, of_weight, of_bias, None, None, None, *of_first, *of_second
+
+
+def _expand(x: Tensor, first: list[Tensor], group: Group, *, sums: bool) -> tuple[Tensor, list[Tensor]]:
+    """The hidden map, and the sums of its numbers and of their squares for each field, if they are asked for."""
+    steps = Steps(x, first, group, None)
+    hidden = x.new_empty(len(x), steps.out_fields, *x.shape[2:])
+
+    def work(parts: list[slice]) -> list[Tensor]:
+        found, rooms = [x.new_zeros(steps.out_fields) for _ in range(2)], steps.rooms(x, parts, 2)
+        for part in parts:
+            steps.run_into(hidden[part], x[part], *rooms)
+            if sums:
+                rows = hidden[part].flatten(2)
+                found[0] += rows.sum(2).sum(0)
+                found[1] += torch.linalg.vector_norm(rows, dim=2).square().sum(0)
+        return found
+
+    return hidden, add_up(steps.share(work, x))
 
 
 class _Activation:
