@@ -40,8 +40,9 @@ from revit.nn.neighbourhoods import join_windows, reduce_map, split_windows, spr
 ATTENTIONS = ("joint", "spatial", "per_element")
 NEIGHBOURHOODS = ("global", "window", "local")
 PROJECTIONS = ("full", "separable")
-SCORES = 3
-"""Times the numbers of a map that stored scores may be: with more, some maps are slower than fused attention."""
+SCORES, SCORES_OF_SAMPLE = 6, 2**17
+"""Times the numbers of a map that stored scores may be, and how many of a sample: with more, some maps are slower than fused
+attention, which keeps none of them."""
 
 
 def attend(
@@ -128,7 +129,8 @@ def attend_positions(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
 def _scores_pay(q: Tensor, k: Tensor, *, attention: str, num_heads: int, dropout: float = 0.0) -> bool:
     """Whether to store scores: on a CPU, in programs that run as they are written, if they are few beside the map itself."""
     eager = not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None)
-    few = num_heads * k.shape[-1] <= SCORES * q.shape[1] * q.shape[2]
+    scores, numbers = num_heads * q.shape[-1] * k.shape[-1], q.shape[-1] * q.shape[1] * q.shape[2]
+    few = scores <= min(SCORES * numbers, SCORES_OF_SAMPLE)
     return attention == "spatial" and dropout == 0 and q.is_cpu and eager and few
 
 

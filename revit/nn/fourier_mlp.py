@@ -37,9 +37,20 @@ class _MLP(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, keep: Tensor, eps: float, group: Group, *blocks: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         first, second = _halves(blocks)
-        hidden, sums = _expand(x, first, group, sums=True)
+        steps = Steps(x, first, group, None)
+        hidden = x.new_empty(len(x), steps.out_fields, *x.shape[2:])
+
+        def expand(parts: list[slice]) -> list[Tensor]:
+            found, rooms = [x.new_zeros(steps.out_fields) for _ in range(2)], steps.rooms(x, parts, 2)
+            for part in parts:
+                steps.run_into(hidden[part], x[part], *rooms)
+                rows = hidden[part].flatten(2)
+                found[0] += rows.sum(2).sum(0)
+                found[1] += torch.linalg.vector_norm(rows, dim=2).square().sum(0)
+            return found
+
         count = hidden.numel() // hidden.shape[1]
-        mean, mean_square = (total / count for total in sums)
+        mean, mean_square = (total / count for total in add_up(steps.share(expand, x)))
         variance = variance_of(hidden, mean, mean_square)
         activation = _Activation(weight, bias, mean, variance, keep, eps)
         steps = Steps(hidden, second, group, None)
@@ -48,7 +59,7 @@ class _MLP(torch.autograd.Function):
         def contract(parts: list[slice]) -> None:
             one, two, three = steps.rooms(hidden, parts, 3)
             for part in parts:
-                steps.run_into(out[part], activation.of(hidden, part, three), one, two)
+                steps.run_into(out[part], activation.of(hidden[part], part, three), one, two)
 
         steps.share(contract, hidden)
         ctx.save_for_backward(x, weight, bias, mean, variance, keep, *blocks)
@@ -60,60 +71,56 @@ class _MLP(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, variance, keep, *blocks = ctx.saved_tensors
         first, second = _halves(blocks)
-        hidden, _ = _expand(x, first, ctx.group, sums=False)
+        expanding = Steps(x, first, ctx.group, None)
         activation, grad = _Activation(weight, bias, mean, variance, keep, ctx.eps), grads[0]
-        of_hidden = torch.empty_like(hidden)  # that of what the norm gives, before the sums over the batch are known
-        steps = Steps(hidden, second, ctx.group, None)
+        # That of what the norm gives, before the sums over the batch are known.
+        of_hidden = x.new_empty(len(x), expanding.out_fields, *x.shape[2:])
+        steps = Steps(of_hidden, second, ctx.group, None)
 
         def contract(parts: list[slice]) -> list[Tensor]:
-            found, (*rooms, room) = [torch.zeros_like(block) for block in second], steps.rooms(hidden, parts, 4)
-            of_bias, of_scale = x.new_zeros(hidden.shape[1]), x.new_zeros(hidden.shape[1])
+            found, (*rooms, room, space) = [torch.zeros_like(block) for block in second], steps.rooms(x, parts, 5)
+            of_bias, of_scale = x.new_zeros(expanding.out_fields), x.new_zeros(expanding.out_fields)
             for part in parts:
-                active, of_active = activation.of(hidden, part, room), of_hidden[part]
+                of_active, kept = of_hidden[part], keep[part]
+                hidden = space[: of_active.numel()].view_as(of_active)
+                expanding.run_into(hidden, x[part], *rooms[:2])
+                active = activation.of(hidden, part, room)
                 steps.differentiate(grad[part], active, found, of_active, rooms)
                 torch.ops.aten.threshold_backward.grad_input(of_active, active, 0, grad_input=of_active)
-                kept = keep[part]
                 of_bias += (of_active.flatten(2).sum(2) * kept).sum(0)
-                of_scale += (torch.mul(of_active, hidden[part], out=active).flatten(2).sum(2) * kept).sum(0)
+                of_scale += (hidden.mul_(of_active).flatten(2).sum(2) * kept).sum(0)
             return [*found, of_bias, of_scale]
 
-        *of_second, of_bias, of_scale = add_up(steps.share(contract, hidden))
+        *of_second, of_bias, of_scale = add_up(steps.share(contract, of_hidden))
         deviation = (variance + ctx.eps).rsqrt()
         of_weight = (of_scale - mean * of_bias) * deviation
-        share = hidden.shape[1] / hidden.numel()
+        share = of_hidden.shape[1] / of_hidden.numel()
         a, b, c = gradient_of(weight, mean, deviation, of_weight, of_bias, share)
-        a, b, c = (a * keep)[..., None, None, None], b.view(-1, 1, 1, 1), c.view(-1, 1, 1, 1)
+        a, c = (a * keep)[..., None, None, None], c.view(-1, 1, 1, 1)
+        # The gradient of the hidden map is `a of_hidden + b hidden + c`, and hidden is W1 x: its part in that of x is another
+        # map of x, and its part in that of W1 a product of W1 with the scalar products of all fields of x.
+        scaled = [b.repeat(dim).unsqueeze(1) * block for dim, block in zip(expanding.dims, first, strict=True)]
+        through = [block.mT @ of_block for block, of_block in zip(first, scaled, strict=True)]
         of_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
-        steps = Steps(x, first, ctx.group, None)
 
-        def differentiate(parts: list[slice]) -> list[Tensor]:
-            found, (*rooms, room) = [torch.zeros_like(block) for block in first], steps.rooms(x, parts, 4)
+        def expand(parts: list[slice]) -> list[Tensor]:
+            found, products = ([torch.zeros_like(block) for block in blocks] for blocks in (first, through))
+            one, two, three, room = expanding.rooms(x, parts, 4)
             for part in parts:
-                maps = hidden[part]
-                before = torch.addcmul(c, maps, b, out=room[: maps.numel()].view_as(maps)).addcmul_(of_hidden[part], a[part])
-                steps.differentiate(before, x[part], found, None if of_x is None else of_x[part], rooms)
-            return found
+                of_part = room[: of_hidden[part].numel()].view_as(of_hidden[part])
+                mixed = expanding.analyse_output(torch.addcmul(c, of_hidden[part], a[part], out=of_part), one, two)
+                seen = expanding.analyse(x[part], one, three)
+                expanding.differentiate_mixing(mixed, seen, found)
+                for product, fields in zip(products, expanding.split(seen, x.shape[1]), strict=True):
+                    product.baddbmm_(fields, fields.mT)
+                if of_x is not None:
+                    back = expanding.mix_transposed(mixed, one).add_(expanding.mix(seen, through, two))
+                    expanding.analyse_transposed(back, x[part], three, of_x[part])
+            return [*found, *products]
 
-        of_first = add_up(steps.share(differentiate, x))
+        found, products = _halves(add_up(expanding.share(expand, x)))
+        of_first = [torch.baddbmm(*parts) for parts in zip(found, scaled, products, strict=True)]
         return of_x, of_weight, of_bias, None, None, None, *of_first, *of_second
-
-
-def _expand(x: Tensor, first: list[Tensor], group: Group, *, sums: bool) -> tuple[Tensor, list[Tensor]]:
-    """The hidden map, and the sums of its numbers and of their squares for each field, if they are asked for."""
-    steps = Steps(x, first, group, None)
-    hidden = x.new_empty(len(x), steps.out_fields, *x.shape[2:])
-
-    def work(parts: list[slice]) -> list[Tensor]:
-        found, rooms = [x.new_zeros(steps.out_fields) for _ in range(2)], steps.rooms(x, parts, 2)
-        for part in parts:
-            steps.run_into(hidden[part], x[part], *rooms)
-            if sums:
-                rows = hidden[part].flatten(2)
-                found[0] += rows.sum(2).sum(0)
-                found[1] += torch.linalg.vector_norm(rows, dim=2).square().sum(0)
-        return found
-
-    return hidden, add_up(steps.share(work, x))
 
 
 class _Activation:
@@ -125,9 +132,8 @@ class _Activation:
         shift = bias if self.mean is not None else bias - mean * scale
         self.scale, self.shift = ((number * keep)[..., None, None, None] for number in (scale, shift))  # [B, C, 1, 1, 1]
 
-    def of(self, hidden: Tensor, part: slice, room: Tensor) -> Tensor:
-        """Of these samples of the hidden map, in the room."""
-        x = hidden[part]
+    def of(self, x: Tensor, part: slice, room: Tensor) -> Tensor:
+        """Of the hidden map of these samples, in the room."""
         out = room[: x.numel()].view_as(x)
         if self.mean is not None:
             x = torch.sub(x, self.mean, out=out)
