@@ -54,11 +54,6 @@ class Setting:
         return REFERENCE, *self.step_targets, *self.others
 
     @property
-    def thrifty(self) -> str:
-        """The one of ours that should need a third of the memory: it must meet its target for a step at the same time."""
-        return "checkpointed" if "checkpointed" in self.step_targets else "ours"
-
-    @property
     def is_flat(self) -> bool:
         return "stride" in self.shape
 

@@ -94,7 +94,7 @@ def model_targets(key: str, ratios: Report | None) -> dict[tuple[str, str], Targ
     bounds: dict[tuple[str, str], tuple[str, float]] = {("construction", name): (">=", 20.0) for name in targets}
     bounds |= {("forward", name): (">=", 1.0) for name in targets}
     bounds |= {("step", name): (">=", bound) for name, bound in targets.items()}
-    bounds["peak memory", SETTINGS[key].thrifty] = ("<=", 1 / 3)
+    bounds["peak memory", "ours"] = ("<=", 1 / 3)
     return {
         (measure, name): Target(f"{key}: {measure}, {name}", ratios[name][measure] if ratios else None, *bound, unit="x")
         for (measure, name), bound in bounds.items()
