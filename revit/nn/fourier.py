@@ -88,10 +88,10 @@ class Steps:
     def synthesise(self, coefficients: Tensor, out: Tensor) -> None:
         """Maps [B, fields, G, H', W'] of these coefficients [G, fields*B*P], sample by sample: none is moved afterwards."""
         samples, fields = out.shape[:2]
-        parts = coefficients.view(self.order, fields, samples, -1).unbind(2)  # [G, fields, P]
+        parts = coefficients.view(self.order, fields, samples, -1).permute(2, 1, 0, 3).unbind()  # [fields, G, P]
         basis = self.basis.T.expand(fields, -1, -1)
         for part, maps in zip(parts, out.flatten(3).unbind(), strict=True):
-            torch.bmm(basis, part.transpose(0, 1), out=maps)
+            torch.bmm(basis, part, out=maps)
 
     def analyse(self, x: Tensor, one: Tensor | None = None, other: Tensor | None = None) -> Tensor:
         """The coefficients of what is seen of x: [G, I*Q*B*P], in the other room."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import TypeVar
 
@@ -19,6 +19,8 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 OPENMP, PAUSE_SOFT = "libgomp.so.1", 1
+WORKERS = 256
+"""More than torch has threads: a worker is started only when all others are busy."""
 
 
 def on_threads(work: Callable[[list[P]], T], parts: list[P]) -> list[T]:
@@ -30,12 +32,25 @@ def on_threads(work: Callable[[list[P]], T], parts: list[P]) -> list[T]:
     alone = torch.no_grad()(work)
     end_waiting_threads()
     try:
-        with ThreadPoolExecutor(len(shares) - 1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            others = [pool.submit(alone, share) for share in shares[1:]]
-            torch.set_num_threads(1)
-            return [alone(shares[0]), *(other.result() for other in others)]
+        others = [_workers().submit(alone, share) for share in shares[1:]]
+        torch.set_num_threads(1)
+        try:
+            first = alone(shares[0])
+        finally:
+            wait(others)  # whatever happens: they read and write what the caller owns
+        return [first, *(other.result() for other in others)]
     finally:
         torch.set_num_threads(threads)  # that of each thread, but also the one that later threads start with
+
+
+@cache
+def _workers() -> ThreadPoolExecutor:
+    """Threads that stay: a new one would have to fetch its memory from the system page by page."""
+    return ThreadPoolExecutor(max_workers=WORKERS, initializer=torch.set_num_threads, initargs=(1,))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_workers.cache_clear)  # a copy of the process has none of its threads
 
 
 def end_waiting_threads() -> bool:
