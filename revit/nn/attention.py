@@ -251,15 +251,17 @@ class GroupConvAttention(nn.Module):
         elements = self.group.order**2 if self.attention == "joint" else self.group.order
         return 2 * elements * self.channels * pairs
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """`scale`, a number, multiplies the result: the output projection takes it."""
         check_features(x, self.channels, self.group)
         options: dict[str, Any] = {"attention": self.attention, "num_heads": self.num_heads}
         options["dropout"] = self.attn_dropout if self.training else 0.0
         if self._stays_in_basis(x, options):
             blocks, sight = self.qkv.mix.filters.blocks(), self.qkv.sight
             x = self.qkv.depthwise(x)
-            out = attend_coefficients(x, blocks, self.proj.filters.blocks(), self.num_heads, self.group, sight)
-            return self.proj_drop(out)
+            second = self.proj.filters.blocks()
+            second = second if scale is None else [block * scale for block in second]
+            return self.proj_drop(attend_coefficients(x, blocks, second, self.num_heads, self.group, sight))
         q, k, v = self.qkv(x)
         height, width = x.shape[-2:]
         if self.neighbourhood == "local":
@@ -268,7 +270,7 @@ class GroupConvAttention(nn.Module):
             out = attend_windows(q, k, v, *self.windows.tilings(height, width), **options)
         else:
             out = attend_map(q, k, v, self.kv_reduction, **options)
-        return self.proj_drop(self.proj(out))
+        return self.proj_drop(self.proj(out) if scale is None else self.proj.scaled(out, scale))
 
     def _stays_in_basis(self, x: Tensor, options: dict[str, Any]) -> bool:
         """Whether queries, keys and values stay in the Fourier basis: in training, if they are computed there, and scores are
@@ -277,6 +279,11 @@ class GroupConvAttention(nn.Module):
         if not plain or not torch.is_grad_enabled() or not _scores_pay(x.flatten(-2), x.flatten(-2), **options):
             return False
         return self.chain.is_fourier_for(x)
+
+    @property
+    def takes_scale(self) -> bool:
+        """Not if the projection was made a plain convolution."""
+        return isinstance(self.proj, GroupLinear)
 
     @property
     def chain(self) -> Chain:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from revit.groups import Group
 from revit.nn import fourier_mlp
 from revit.nn.algorithm import Chain
+from revit.nn.attention import GroupConvAttention
 from revit.nn.convolution import GroupLinear, check_features
 from revit.nn.dropout import DropPath, make_dropout
-from revit.nn.normalization import FieldBatchNorm, KeptStatistics, make_norm
+from revit.nn.normalization import FieldBatchNorm, FieldLayerNorm, KeptStatistics, make_norm
 
 
 class GroupMLP(nn.Module):
@@ -42,17 +42,18 @@ class GroupMLP(nn.Module):
         self.norm2 = make_norm(norm, channels)
         self.drop2 = make_dropout(dropout, elementwise=elementwise_dropout, inplace=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        norm = self.norm1
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """`scale`, a number, multiplies the result: the last norm takes it."""
+        norm, scaled = self.norm1, () if scale is None else (scale,)
         if isinstance(norm, FieldBatchNorm) and self._goes_in_parts(x, norm):
-            return self.drop2(self.norm2(self._run_in_parts(x, norm)))
+            return self.drop2(self.norm2(self._run_in_parts(x, norm), *scaled))
         x = self.fc1(x)
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             weights = self.fc2.expand(x)  # here, for it would be done twice below
             x = run_checkpointed(lambda hidden: self.fc2.apply_expanded(self._activate(hidden), weights), x, [self.norm1])
         else:
             x = self.fc2(self._activate(x))
-        return self.drop2(self.norm2(x))
+        return self.drop2(self.norm2(x, *scaled))
 
     def _goes_in_parts(self, x: Tensor, norm: FieldBatchNorm) -> bool:
         """Whether both maps are in the Fourier basis, in training, with nothing between them but what `fourier_mlp` does."""
@@ -65,6 +66,11 @@ class GroupMLP(nn.Module):
     @property
     def chain(self) -> Chain:
         return Chain(self.fc1, self.fc2)
+
+    @property
+    def takes_scale(self) -> bool:
+        """Not if the last norm was folded into the layer before it."""
+        return isinstance(self.norm2, FieldBatchNorm | FieldLayerNorm)
 
     def extra_repr(self) -> str:
         return str(self.chain)
@@ -94,34 +100,17 @@ class TransformerBlock(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = add_scaled(x, self.drop_path(self.attn(self.norm1(x))), self.scale1, self.training)
-        return add_scaled(x, self.drop_path(self.mlp(self.norm2(x))), self.scale2, self.training)
+        x = x + self.drop_path(_scaled(self.attn, self.norm1(x), self.scale1))
+        return x + self.drop_path(_scaled(self.mlp, self.norm2(x), self.scale2))
 
 
-def add_scaled(x: Tensor, branch: Tensor, scale: Tensor, training: bool) -> Tensor:
-    """`x + scale * branch`, for one number `scale`: in training on a CPU without a map for each of the products."""
-    eager = not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None)
-    alike = x.dtype == branch.dtype == scale.dtype and x.shape == branch.shape
-    if training and eager and alike and x.is_cpu:
-        out: Tensor = _AddScaled.apply(x, branch, scale)
+def _scaled(branch: nn.Module, x: Tensor, scale: Tensor) -> Tensor:
+    """`scale * branch(x)`. In training its last layer takes the scale: no map is multiplied, and none is kept for the gradient
+    of one number."""
+    if branch.training and isinstance(branch, GroupConvAttention | GroupMLP) and branch.takes_scale:
+        out: Tensor = branch(x, scale)
         return out
-    return x + scale * branch
-
-
-class _AddScaled(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, branch: Tensor, scale: Tensor) -> Tensor:
-        return torch.add(x, branch, alpha=scale.item())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        branch, scale = ctx.saved_tensors
-        (grad,) = grads
-        return grad, grad * scale, torch.dot(grad.flatten(), branch.flatten()).view_as(scale)
+    return scale * branch(x)
 
 
 def run_checkpointed(run: Callable[[Tensor], Tensor], x: Tensor, modules: Iterable[nn.Module]) -> Tensor:

@@ -174,6 +174,12 @@ class GroupLinear(nn.Module):
         check_features(x, self.in_channels, self.group)
         return self.apply_expanded(x, self.expand(x))
 
+    def scaled(self, x: Tensor, scale: Tensor) -> Tensor:
+        """`scale * layer(x)` for one number, which the weights take; without a bias."""
+        weights = self.expand(x)
+        weights = [block * scale for block in weights] if isinstance(weights, list) else weights * scale
+        return self.apply_expanded(x, weights)
+
     def expand(self, x: Tensor) -> Tensor | list[Tensor]:
         """The weights for maps like x: the bank, or the blocks of the Fourier basis."""
         is_fourier = self.algorithm.is_fourier_for(x, self.weight, x.shape[-2] * x.shape[-1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -70,6 +71,7 @@ class Steps:
         self.blocks, self.order, self.fields, self.size = blocks, group.order, x.shape[1], (x.shape[3], x.shape[4])
         self.out_fields, self.functions = blocks[0].shape[1], 1
         self.sampling, self.bank = None if sight is None else sight.sampling, x
+        self.known: dict[tuple[int, int, int], list[Tensor]] = {}
         if sight is not None:
             functions = fourier_frames(group, sight.sampling.kernel_size, sight.filters).functions
             self.functions, self.bank = functions.shape[1], functions.to(x).flatten(0, 1).unsqueeze(1)  # [G*Q, 1, K, K]
@@ -156,7 +158,8 @@ class Steps:
 
     def mix(self, coefficients: Tensor, blocks: Sequence[Tensor], room: Tensor | None = None) -> Tensor:
         """[G, I*Q*B*P] -> [G, O*B*P], or back with transposed blocks."""
-        pairs = list(zip(blocks, self.split(coefficients, blocks[0].shape[2]), strict=True))
+        split = self._split if room is None else self.split
+        pairs = list(zip(blocks, split(coefficients, blocks[0].shape[2]), strict=True))
         if room is None:
             return torch.cat([torch.bmm(*pair).view(count, -1) for count, pair in zip(self.counts, pairs, strict=True)])
         columns = coefficients.shape[1] // blocks[0].shape[2] * blocks[0].shape[1]
@@ -166,7 +169,17 @@ class Steps:
         return mixed
 
     def split(self, coefficients: Tensor, fields: int) -> list[Tensor]:
-        """[G, fields*B*P] -> the matrices [n*rows, d*fields, B*P] that meet the blocks."""
+        """Coefficients in a room, [G, fields*B*P] -> the matrices [n*rows, d*fields, B*P] that meet the blocks.
+
+        They stand in the same few rooms part after part, and threads wait for each other at every call from Python: so what
+        was split once is not split again.
+        """
+        key = coefficients.data_ptr(), coefficients.shape[1], fields
+        if key not in self.known:
+            self.known[key] = self._split(coefficients, fields)
+        return self.known[key]
+
+    def _split(self, coefficients: Tensor, fields: int) -> list[Tensor]:
         parts = zip(coefficients.split(self.counts), self.dims, strict=True)
         return [part.view(len(part) // dim, dim * fields, -1) for part, dim in parts]
 
@@ -178,7 +191,11 @@ class Steps:
         size = max(1, self._entries() * x.element_size())
         large = x.is_cpu and (4 * size > CACHE or size * len(x) >= 4 * CACHE)
         some = max(1, CACHE // (2 * size if large else size)) if x.is_cpu else max(1, len(x))
-        parts = [slice(start, start + some) for start in range(0, len(x), some)]
+        count = -(-len(x) // some)
+        if large:  # as many for each thread
+            threads = torch.get_num_threads()
+            count = min(len(x), -(-count // threads) * threads)
+        parts = even_parts(len(x), count)
         return on_threads(work, parts) if large else [work(parts)]
 
     def rooms(self, x: Tensor, parts: list[slice], count: int) -> Tensor:
@@ -189,6 +206,13 @@ class Steps:
     def _entries(self) -> int:
         """The most numbers that a step makes of a sample."""
         return self.order * self.size[0] * self.size[1] * max(self.fields * self.functions, self.out_fields)
+
+
+def even_parts(length: int, count: int) -> list[slice]:
+    """So many parts of a batch, the first ones by one sample larger if they cannot be alike."""
+    size, larger = divmod(length, max(1, count))
+    starts = [i * size + min(i, larger) for i in range(count + 1)]
+    return [slice(start, stop) for start, stop in pairwise(starts)]
 
 
 def add_up(found: list[list[Tensor]]) -> list[Tensor]:

@@ -5,7 +5,7 @@ r"""The MLP of a block in the Fourier basis of its group: two group-linear maps,
 `scale` and `shift` are those of the batch norm of the hidden map, `keep` a number for each sample and field. The hidden map is
 the largest of a block, and as separate layers norm, dropout and ReLU read and write all of it several times in each direction,
 for hardly any arithmetic. Here they are done to a few samples at a time, while these are in the cache between the steps of the
-two maps (`revit.nn.fourier`). The hidden map is not kept: the backward pass computes it again, from the input.
+two maps (`revit.nn.fourier`). A large hidden map is not kept: the backward pass computes it again, from the input.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from torch import Tensor
 from revit.groups import Group
 from revit.nn.fourier import Steps, add_up
 from revit.nn.normalization import gradient_of, loses_digits, variance_of
+
+KEPT = 2**26
+"""Bytes of a hidden map that are kept for the backward pass. To compute it again takes a fourteenth of the MLP."""
 
 
 def mlp(
@@ -62,14 +65,15 @@ class _MLP(torch.autograd.Function):
                 steps.run_into(out[part], activation.of(hidden[part], part, three), one, two)
 
         steps.share(contract, hidden)
-        ctx.save_for_backward(x, weight, bias, mean, variance, keep, *blocks)
+        kept = hidden if hidden.numel() * hidden.element_size() <= KEPT else hidden.new_empty(0)
+        ctx.save_for_backward(x, kept, weight, bias, mean, variance, keep, *blocks)
         ctx.eps, ctx.group = eps, group
         ctx.mark_non_differentiable(mean, variance)
         return out, mean, variance
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, variance, keep, *blocks = ctx.saved_tensors
+        x, kept, weight, bias, mean, variance, keep, *blocks = ctx.saved_tensors
         first, second = _halves(blocks)
         expanding = Steps(x, first, ctx.group, None)
         activation, grad = _Activation(weight, bias, mean, variance, keep, ctx.eps), grads[0]
@@ -81,14 +85,17 @@ class _MLP(torch.autograd.Function):
             found, (*rooms, room, space) = [torch.zeros_like(block) for block in second], steps.rooms(x, parts, 5)
             of_bias, of_scale = x.new_zeros(expanding.out_fields), x.new_zeros(expanding.out_fields)
             for part in parts:
-                of_active, kept = of_hidden[part], keep[part]
-                hidden = space[: of_active.numel()].view_as(of_active)
-                expanding.run_into(hidden, x[part], *rooms[:2])
+                of_active = of_hidden[part]
+                if len(kept):
+                    hidden = kept[part]
+                else:
+                    hidden = space[: of_active.numel()].view_as(of_active)
+                    expanding.run_into(hidden, x[part], *rooms[:2])
                 active = activation.of(hidden, part, room)
                 steps.differentiate(grad[part], active, found, of_active, rooms)
                 torch.ops.aten.threshold_backward.grad_input(of_active, active, 0, grad_input=of_active)
-                of_bias += (of_active.flatten(2).sum(2) * kept).sum(0)
-                of_scale += (hidden.mul_(of_active).flatten(2).sum(2) * kept).sum(0)
+                of_bias += (of_active.flatten(2).sum(2) * keep[part]).sum(0)
+                of_scale += (torch.mul(of_active, hidden, out=active).flatten(2).sum(2) * keep[part]).sum(0)
             return [*found, of_bias, of_scale]
 
         *of_second, of_bias, of_scale = add_up(steps.share(contract, of_hidden))

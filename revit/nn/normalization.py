@@ -31,16 +31,18 @@ class FieldBatchNorm(nn.BatchNorm3d):
 
     kept: KeptStatistics | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """`scale`, a number, multiplies the result."""
         if not self._is_fast_for(x):
-            return super().forward(x)
+            return super().forward(x) if scale is None else super().forward(x) * scale
         again = self.kept is not None and self.kept.again
         found = self.kept.found.pop(0) if self.kept and again and self.kept.found else field_statistics(x)
         if self.kept and not again:
             self.kept.found.append(found)
         if not again:
             self.remember(*found, x.numel() // x.shape[1])
-        out: Tensor = _BatchNorm.apply(x, self.weight, self.bias, *found, self.eps)
+        weight, bias = (self.weight, self.bias) if scale is None else (self.weight * scale, self.bias * scale)
+        out: Tensor = _BatchNorm.apply(x, weight, bias, *found, self.eps)
         return out
 
     def remember(self, mean: Tensor, variance: Tensor, count: int) -> None:
@@ -163,9 +165,11 @@ class FieldLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """`scale`, a number, multiplies the result."""
         x = x.movedim(1, -1)  # [B, G, H, W, C]
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).movedim(-1, 1)
+        weight, bias = (self.weight, self.bias) if scale is None else (self.weight * scale, self.bias * scale)
+        return F.layer_norm(x, weight.shape, weight, bias, self.eps).movedim(-1, 1)
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)} fields"

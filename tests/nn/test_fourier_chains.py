@@ -17,9 +17,11 @@ GROUPS = ["z2m", "p4", "p4m", "p8", "p8m", "p16"]
 
 @pytest.fixture(params=["one part", "many parts on threads"])
 def parts(request, monkeypatch):
-    """All samples at once, or a few at a time: results must not depend on it."""
+    """All samples at once with hidden maps that are kept, or a few at a time with such that are computed again: results must
+    not depend on it."""
     if request.param != "one part":
         monkeypatch.setattr(fourier, "CACHE", 2**14)
+        monkeypatch.setattr(fourier_mlp, "KEPT", 0)
 
 
 @pytest.fixture

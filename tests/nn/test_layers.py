@@ -33,8 +33,9 @@ from revit.nn import (
     make_dropout,
     make_norm,
     normalization,
+    set_algorithm,
 )
-from revit.nn.block import add_scaled, run_checkpointed
+from revit.nn.block import run_checkpointed
 from revit.nn.filter_bank import TurnedFilters
 
 
@@ -175,19 +176,26 @@ def test_what_is_computed_again_takes_the_statistics_of_the_first_time(monkeypat
     assert all(norm.num_batches_tracked == 1 for norm in module.modules() if isinstance(norm, FieldBatchNorm))
 
 
-def test_residual_branches_are_added_by_their_scale():
-    """Values and derivatives, the second ones too, are those of the formula."""
-    x, branch = (torch.randn(2, 3, 4, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    scale = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize("algorithm", ["dense", "fourier"])
+def test_residual_branches_are_added_by_their_scale(norm, algorithm):
+    """The last layer of a branch takes the scale in training: values and gradients are those of the formula."""
+    torch.manual_seed(0)
+    attn, mlp = GroupConvAttention("p4", 4, 2, attention="spatial"), GroupMLP("p4", 4, norm=norm)
+    module = TransformerBlock(4, attn, mlp, norm=norm).double().train()
+    nn.init.constant_(module.scale1, 0.7), nn.init.constant_(module.scale2, -0.4)
+    set_algorithm(module, algorithm)
+    x = torch.randn(2, 4, 4, 6, 6, dtype=torch.float64, requires_grad=True)
+
+    def formula(x):
+        x = x + module.scale1 * module.attn(module.norm1(x))
+        return x + module.scale2 * module.mlp(module.norm2(x))
+
     found = []
-    for out in (add_scaled(x, branch, scale, True), x + scale * branch):
-        first = torch.autograd.grad(out.pow(3).sum(), [x, branch, scale], create_graph=True)
-        second = torch.autograd.grad(sum(grad.pow(2).sum() for grad in first), [x, branch, scale])
-        found.append([out, *first, *second])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
-    with torch.autocast("cpu"):  # another precision on the branch
-        mixed = add_scaled(x.float(), branch.bfloat16(), scale.float(), True)
-    torch.testing.assert_close(mixed, x.float() + scale.float() * branch.bfloat16())
+    for run in (module, formula):
+        out = run(x)
+        found.append([out, *torch.autograd.grad(out.pow(3).sum(), [x, *module.parameters()])])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
 
 
 def test_batch_norm_leaves_to_torch_what_it_cannot_do_faster():
