@@ -294,6 +294,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "algorithms": ("docs/performance.md", "benchmarks/results/algorithms.json", algorithms_table),
     "small": ("docs/performance.md", "benchmarks/results/small_models.json", small_table),
     "whole": ("docs/performance.md", "benchmarks/results/latest.json", speed_table),
+    "larger": ("docs/performance.md", "benchmarks/results/larger_groups.json", speed_table),
     "stages": ("docs/performance.md", "benchmarks/results/four_stages.json", stages_table),
     "growth": ("docs/performance.md", "benchmarks/results/algorithms.json", growth_table),
     "relative": ("docs/performance.md", "benchmarks/results/relative_attention.json", relative_table),
