@@ -35,7 +35,8 @@ RANKINGS = """## Who is ahead
 Models that were trained on the same images in the same budget. The standard error is that of the number of test images alone;
 seeds differ by about as much on rotated digits. Differences of less than two of them decide nothing. Training options were
 chosen for REViT and are the same for its opponents, for which no rate was tried but that of the Z2-CNN on CIFAR-10: ViT and
-CvT are far from done after so few epochs. On histology test and validation accuracies lie far apart: one seed of 400 images says little.
+CvT are far from done after so few epochs. On histology test and validation accuracies lie far apart: one seed of 400 images
+says little.
 """
 TRIALS_FILE = "trials.yaml"
 CHOICES = """## Choices, and their evidence
