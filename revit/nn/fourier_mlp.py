@@ -20,7 +20,7 @@ from revit.nn.fourier import Steps, add_up
 from revit.nn.normalization import gradient_of, loses_digits, variance_of
 
 KEPT = 2**26
-"""Bytes of a hidden map that are kept for the backward pass. To compute it again takes a fourteenth of the MLP."""
+"""Bytes of a hidden map that are kept for the backward pass. Larger ones are computed again."""
 
 
 def mlp(
@@ -144,7 +144,7 @@ class _Activation:
         out = room[: x.numel()].view_as(x)
         if self.mean is not None:
             x = torch.sub(x, self.mean, out=out)
-        return torch.mul(x, self.scale[part], out=out).add_(self.shift[part]).clamp_min_(0)  # `addcmul` takes thrice as long
+        return torch.mul(x, self.scale[part], out=out).add_(self.shift[part]).clamp_min_(0)  # `addcmul` of such shapes is slower
 
 
 def _halves(blocks: tuple[Tensor, ...] | list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
