@@ -144,7 +144,7 @@ class _Activation:
         out = room[: x.numel()].view_as(x)
         if self.mean is not None:
             x = torch.sub(x, self.mean, out=out)
-        return torch.mul(x, self.scale[part], out=out).add_(self.shift[part]).clamp_min_(0)  # `addcmul` of such shapes is slower
+        return torch.mul(x, self.scale[part], out=out).add_(self.shift[part]).clamp_min_(0)  # faster than `addcmul`
 
 
 def _halves(blocks: tuple[Tensor, ...] | list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -134,7 +134,7 @@ def _gradients(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Ten
     of_bias = of_rows.sum(2).sum(0)
     of_weight = (_products(of_rows, rows) - mean * of_bias) * scale
     a, b, c = (number.view(-1, 1, 1, 1) for number in gradient_of(weight, mean, scale, of_weight, of_bias, share))
-    return torch.mul(x, b).add_(c).add_(grad * a), of_weight, of_bias  # `addcmul` of such shapes is slower
+    return torch.mul(x, b).add_(c).add_(grad * a), of_weight, of_bias  # faster than `addcmul`
 
 
 def gradient_of(
