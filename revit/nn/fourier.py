@@ -20,6 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 from revit.exactness import Sampling
 from revit.groups import Group
 from revit.nn.fourier_basis import fourier_blocks, fourier_frames, multiply_adds, weight_blocks
+from revit.nn.matrix_products import add_product, multiply
 from revit.nn.threads import on_threads
 
 CACHE = 2**22
@@ -71,6 +72,7 @@ class Steps:
         self.blocks, self.order, self.fields, self.size = blocks, group.order, x.shape[1], (x.shape[3], x.shape[4])
         self.out_fields, self.functions = blocks[0].shape[1], 1
         self.sampling, self.bank = None if sight is None else sight.sampling, x
+        self.transposed = [block.mT for block in blocks]
         self.known: dict[tuple[int, int, int], list[Tensor]] = {}
         if sight is not None:
             functions = fourier_frames(group, sight.sampling.kernel_size, sight.filters).functions
@@ -137,11 +139,11 @@ class Steps:
         """Adds the gradients of the blocks, given that of what `mix` gives and what it was given."""
         parts = self.split(grad, self.out_fields), self.split(coefficients, self.fields * self.functions)
         for found, a, b in zip(grad_blocks, *parts, strict=True):
-            found.baddbmm_(a, b.mT)
+            add_product(found, a, b.mT)
 
     def mix_transposed(self, grad: Tensor, room: Tensor) -> Tensor:
         """The gradient of what `mix` was given, given that of what it gives."""
-        return self.mix(grad, [block.mT for block in self.blocks], room)
+        return self.mix(grad, self.transposed, room)
 
     def _sampling(self) -> tuple[int, int, int]:
         assert self.sampling is not None
@@ -165,7 +167,7 @@ class Steps:
         columns = coefficients.shape[1] // blocks[0].shape[2] * blocks[0].shape[1]
         mixed = room[: self.order * columns].view(self.order, columns)
         for pair, part in zip(pairs, self.split(mixed, blocks[0].shape[1]), strict=True):
-            torch.bmm(*pair, out=part)
+            multiply(*pair, out=part)
         return mixed
 
     def split(self, coefficients: Tensor, fields: int) -> list[Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from revit.groups import Group
 from revit.nn.fourier import Steps, add_up
+from revit.nn.matrix_products import add_product
 from revit.nn.normalization import gradient_of, loses_digits, variance_of
 
 KEPT = 2**26
@@ -119,7 +120,7 @@ class _MLP(torch.autograd.Function):
                 seen = expanding.analyse(x[part], one, three)
                 expanding.differentiate_mixing(mixed, seen, found)
                 for product, fields in zip(products, expanding.split(seen, x.shape[1]), strict=True):
-                    product.baddbmm_(fields, fields.mT)
+                    add_product(product, fields, fields.mT)
                 if of_x is not None:
                     back = expanding.mix_transposed(mixed, one).add_(expanding.mix(seen, through, two))
                     expanding.analyse_transposed(back, x[part], three, of_x[part])

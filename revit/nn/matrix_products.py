@@ -1,0 +1,69 @@
+"""Batched products of matrices, by whichever of the two libraries that torch comes with is the faster one here.
+
+`torch.bmm` is computed by MKL, which leaves the widest instructions of other makers' processors alone: on an AMD EPYC with
+AVX-512 it does 117 GFLOP/s in a thread, where oneDNN, which computes torch's convolutions, does 250. Torch calls oneDNN for
+matrices of float32 only in compiled programs, by an operation for linear layers, which is called here too. There are no
+gradients: these are the products inside of operations that have their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LARGE = 2**22
+"""Products from which on a call for each matrix pays."""
+CPU_INFO, INTEL = Path("/proc/cpuinfo"), "GenuineIntel"
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """`out = a b`: [N, R, K] and [N, K, C] -> [N, R, C]."""
+    if (linear := _linear_for(a, b)) is None:
+        torch.bmm(a, b, out=out)
+        return
+    for rows, columns, result in zip(a.unbind(), b.mT.unbind(), out.unbind(), strict=True):
+        result.copy_(linear(rows, columns))
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """`total += a b`: [N, R, C], [N, R, K] and [N, K, C]."""
+    if (linear := _linear_for(a, b)) is None:
+        total.baddbmm_(a, b)
+        return
+    for rows, columns, result in zip(a.unbind(), b.mT.unbind(), total.unbind(), strict=True):
+        result.add_(linear(rows, columns))
+
+
+def _linear_for(a: Tensor, b: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
+    large = a.shape[1] * a.shape[2] * b.shape[2] >= LARGE
+    return onednn_linear() if large and a.dtype == torch.float32 and a.is_cpu else None
+
+
+@cache
+def onednn_linear() -> Callable[[Tensor, Tensor], Tensor] | None:
+    """`x [R, K], weight [C, K] -> x weight^T` by oneDNN, where that is the faster library and can be called."""
+    if not mkl_is_slow():
+        return None
+    try:
+        operation = torch.ops.mkldnn._linear_pointwise.default
+        sample = operation(torch.ones(1, 1), torch.ones(1, 1), None, "none", [], "")
+    except (AttributeError, RuntimeError, TypeError):
+        return None  # another version of torch, or one without oneDNN
+    return (lambda x, weight: operation(x, weight, None, "none", [], "")) if sample.item() == 1 else None
+
+
+@cache
+def mkl_is_slow() -> bool:
+    """Whether the processor is of a maker whose widest instructions MKL does not use, as far as the system tells."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    try:
+        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    makers = {line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")}
+    return bool(makers) and INTEL not in makers
