@@ -105,6 +105,7 @@ bench: $(BENCH_VENV)/installed $(VENV)/installed
 	$(BENCH_VENV)/bin/python -m pytest tests/test_escnn_parity.py
 	$(BENCH_VENV)/bin/python benchmarks/algorithms.py
 	$(BENCH_VENV)/bin/python benchmarks/layouts.py
+	$(BENCH_VENV)/bin/python benchmarks/shapes.py
 	$(BENCH_VENV)/bin/python benchmarks/stored_scores.py
 	$(BENCH_VENV)/bin/python benchmarks/chains.py
 	$(BENCH_VENV)/bin/python benchmarks/profile_step.py

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from revit.exactness import Sampling, StrideGuard
 from revit.groups import Group
-from revit.nn import fourier
+from revit.nn import fourier, per_field
 from revit.nn.algorithm import Algorithm, Work
 from revit.nn.filter_bank import TurnedFilters
+from revit.nn.matrix_products import multiply_positions, products_pay
 
 
 class LiftingConv(nn.Module):
@@ -136,6 +137,8 @@ class GroupConv(nn.Module):
         if self.algorithm.is_fourier_for(x, self.weight, math.prod(self.output_size(*x.shape[-2:]))):
             sight = fourier.Sight(self.filters.filters, self.sampling)
             return _add_bias(fourier.transform(x, self.filters.blocks(), self.group, sight), self.bias)
+        if self.groups == self.in_channels == self.out_channels and per_field.pays(x, self.weight):
+            return _add_bias(per_field.convolve(x, self.filters(), self.sampling), self.bias)
         out = _conv2d(x.flatten(1, 2), self.filters(), self.bias, self.group.order, self.sampling, self.groups)
         return out.unflatten(1, (self.out_channels, self.group.order))  # [B, C_out, G, H', W']
 
@@ -189,8 +192,13 @@ class GroupLinear(nn.Module):
         """The layer with weights that were expanded before."""
         if isinstance(weights, list):
             return _add_bias(fourier.transform(x, weights, self.group), self.bias)
-        out = _conv2d(x.flatten(1, 2), weights, self.bias, self.group.order, Sampling(1))
-        return out.unflatten(1, (self.out_channels, self.group.order))
+        x, order = x.flatten(1, 2), self.group.order
+        if products_pay(x, weights):
+            bias = None if self.bias is None else self.bias.repeat_interleave(order)
+            out = multiply_positions(x, weights.flatten(1), bias)
+        else:
+            out = _conv2d(x, weights, self.bias, order, Sampling(1))
+        return out.unflatten(1, (self.out_channels, order))
 
     def extra_repr(self) -> str:
         return f"{self.group}, {self.in_channels} -> {self.out_channels} fields, {self.algorithm}, exact"
@@ -208,9 +216,7 @@ class Pointwise(nn.Conv3d):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():
             return super().forward(x)
-        bias = x.new_zeros(1) if self.bias is None else self.bias.unsqueeze(1)
-        out = torch.baddbmm(bias, self.weight.flatten(1).expand(x.shape[0], -1, -1), x.flatten(2))
-        return out.unflatten(2, x.shape[2:])
+        return multiply_positions(x, self.weight.flatten(1), self.bias)
 
 
 def check_fields(in_channels: int, out_channels: int) -> tuple[int, int]:

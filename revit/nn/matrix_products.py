@@ -1,9 +1,9 @@
 """Batched products of matrices, by whichever of the two libraries that torch comes with is the faster one here.
 
-`torch.bmm` is computed by MKL, which leaves the widest instructions of other makers' processors alone: on an AMD EPYC with
-AVX-512 it does 117 GFLOP/s in a thread, where oneDNN, which computes torch's convolutions, does 250. Torch calls oneDNN for
-matrices of float32 only in compiled programs, by an operation for linear layers, which is called here too. There are no
-gradients: these are the products inside of operations that have their own.
+`torch.bmm` is computed by MKL, convolutions by oneDNN. On Intel's processors MKL is the faster one, also for convolutions of
+one pixel. It leaves the widest instructions of other makers' processors alone, where oneDNN is faster. Torch calls oneDNN for
+matrices of float32 only in compiled programs, by an operation for linear layers, which `multiply` and `add_product` call too;
+they have no gradients, being the products inside of operations that have their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,30 @@ from torch import Tensor
 LARGE = 2**22
 """Products from which on a call for each matrix pays."""
 CPU_INFO, INTEL = Path("/proc/cpuinfo"), "GenuineIntel"
+WEIGHTS = 2
+"""Gradients of weights may be as many times the numbers of a sample as this: they are formed for each sample, then added."""
+
+
+def multiply_positions(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same matrix [O, I] at every position: x [B, I, ...] -> [B, O, ...]. A convolution of one pixel."""
+    matrices, vectors = weight.expand(len(x), -1, -1), x.flatten(2)
+    out = torch.bmm(matrices, vectors) if bias is None else torch.baddbmm(bias.unsqueeze(1), matrices, vectors)
+    return out.unflatten(2, x.shape[2:])
+
+
+def products_pay(x: Tensor, weight: Tensor) -> bool:
+    """Whether `multiply_positions` is faster than a convolution: on Intel's processors, where MKL takes two thirds of the time
+    of oneDNN (`benchmarks/shapes.py`)."""
+    few = weight.numel() <= WEIGHTS * x.shape[2:].numel() * (weight.shape[0] + weight.shape[1])
+    return few and is_eager_on_cpu(x) and not mkl_is_slow()
+
+
+def is_eager_on_cpu(x: Tensor) -> bool:
+    """Whether operations on x are computed here and now, on a CPU, at single or double precision: neither recorded as a program
+    nor counted, for both of which the plain ones say more."""
+    program = torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+    exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+    return x.is_cpu and exact and not program and torch._C._len_torch_dispatch_stack() == 0
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -16,16 +16,12 @@ from torch import Tensor, nn
 NORMS = ("batch", "layer")
 DIGITS_LOST = 16.0
 """Times the variance that the square of the mean may be until sums of squares are not taken: one digit and a half."""
-MANY = 10**6
-"""Numbers in a map from which on plain sums are faster than torch's gradients of a batch norm."""
-CACHE = 2**22
-"""Bytes that are added up at a time."""
 
 
 class FieldBatchNorm(nn.BatchNorm3d):
     """`nn.BatchNorm3d` on [B, C, G, H, W]: one mean and variance per field, faster in training on a CPU.
 
-    Statistics and gradients of torch are slow there beside plain sums. Where a part of a model is computed a second time for
+    The statistics of torch are slow there beside plain sums. Where a part of a model is computed a second time for
     the backward pass, `kept` hands it the statistics of the first time.
     """
 
@@ -121,20 +117,8 @@ class _BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
         wanted, grad = list(ctx.needs_input_grad[:3]), grads[0].contiguous()
-        if x.numel() < MANY or torch.is_grad_enabled():  # in the cache, or to be differentiated again
-            found = torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, mean, scale, True, ctx.eps, wanted)
-        else:
-            found = _gradients(grad, x, weight, mean, scale)
+        found = torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, mean, scale, True, ctx.eps, wanted)
         return *(grad if needed else None for grad, needed in zip(found, wanted, strict=True)), None, None, None
-
-
-def _gradients(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x, weight and bias: two sums over each field, and what is left is `a grad + b x + c` with numbers for each field."""
-    rows, of_rows, share = x.flatten(2), grad.flatten(2), x.shape[1] / x.numel()
-    of_bias = of_rows.sum(2).sum(0)
-    of_weight = (_products(of_rows, rows) - mean * of_bias) * scale
-    a, b, c = (number.view(-1, 1, 1, 1) for number in gradient_of(weight, mean, scale, of_weight, of_bias, share))
-    return torch.mul(x, b).add_(c).add_(grad * a), of_weight, of_bias  # faster than `addcmul`
 
 
 def gradient_of(
@@ -144,16 +128,6 @@ def gradient_of(
     a = weight * scale
     b = -a * scale * of_weight * share
     return a, b, -a * of_bias * share - b * mean
-
-
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """Scalar products [C] of the fields of a and b [B, C, N], for some samples at a time: what is added up is in the cache."""
-    some = max(1, CACHE // (a[0].numel() * a.element_size()))
-    room, found = torch.empty_like(a[:some]), a.new_empty(a.shape[:2])
-    for start in range(0, len(a), some):
-        part = slice(start, start + some)
-        torch.sum(torch.mul(a[part], b[part], out=room[: len(a[part])]), 2, out=found[part])
-    return found.sum(0)
 
 
 class FieldLayerNorm(nn.Module):

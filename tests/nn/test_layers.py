@@ -145,11 +145,9 @@ def test_batch_norm_is_that_of_torch(size, momentum):
 
 
 @pytest.mark.parametrize("mean", [0.5, 1000.0])
-def test_batch_norm_of_large_maps_has_the_gradients_of_torch(mean):
-    """Beyond `MANY` numbers gradients are plain sums."""
+def test_batch_norm_has_the_gradients_of_torch(mean):
     ours, theirs = make_norm("batch", 3).double(), nn.BatchNorm3d(3).double()
-    x = 2 * torch.randn(8, 3, 4, 110, 100, dtype=torch.float64) + mean
-    assert x.numel() > normalization.MANY
+    x = 2 * torch.randn(8, 3, 4, 11, 10, dtype=torch.float64) + mean
     found = []
     for norm in (ours, theirs):
         torch.manual_seed(0)

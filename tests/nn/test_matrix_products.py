@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
-from revit.nn import matrix_products
-from revit.nn.matrix_products import LARGE, add_product, mkl_is_slow, multiply, onednn_linear
+from revit.nn import GroupLinear, convolution, matrix_products
+from revit.nn.matrix_products import LARGE, add_product, mkl_is_slow, multiply, multiply_positions, onednn_linear, products_pay
 
 SHAPES = {"small": (3, 4, 5, 6), "large": (2, 150, 210, 160)}  # N, R, K, C
 
@@ -80,3 +82,36 @@ def test_without_the_operation_mkl_remains(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(matrix_products.torch, "ops", Nothing())
     assert onednn_linear() is None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_same_matrix_at_every_position(bias: bool) -> None:
+    x, weight = torch.randn(3, 4, 5, 6, dtype=torch.float64), torch.randn(7, 4, dtype=torch.float64)
+    vector = torch.randn(7, dtype=torch.float64) if bias else None
+    expected = F.conv2d(x, weight[..., None, None], vector)
+    torch.testing.assert_close(multiply_positions(x, weight, vector), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("size", [(6, 5), (1, 1)])  # of one position: weights are many beside the map
+def test_layers_compute_the_same_whatever_pays(size: tuple[int, int], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = GroupLinear("p4m", 3, 5, bias=bias, algorithm="dense").double()
+    x = torch.randn(2, 3, 8, *size, dtype=torch.float64, requires_grad=True)
+    grad, found = torch.randn(2, 5, 8, *size, dtype=torch.float64), []
+    for answer in (True, False):
+        monkeypatch.setattr(convolution, "products_pay", lambda *_, answer=answer: answer)
+        out = layer(x)
+        found.append([out, *torch.autograd.grad(out, [x, *layer.parameters()], grad)])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-10)
+
+
+def test_products_pay_where_mkl_is_fast_and_maps_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(2, 12, 7, 7), torch.randn(24, 12, 1, 1)
+    monkeypatch.setattr(matrix_products, "mkl_is_slow", lambda: False)
+    assert products_pay(x, weight)
+    assert not products_pay(torch.randn(2, 12, 1, 1), weight)  # 288 weights beside 72 numbers
+    assert not products_pay(x.bfloat16(), weight) and not products_pay(x.to("meta"), weight)
+    with FlopCounterMode(display=False):
+        assert not products_pay(x, weight)
+    monkeypatch.setattr(matrix_products, "mkl_is_slow", lambda: True)
+    assert not products_pay(x, weight)
