@@ -302,6 +302,7 @@ TABLES: dict[str, tuple[str, str | list[str], Callable[[Any], str]]] = {
     "mutants": ("docs/reliability.md", "results/mutants.json", mutants_table),
     "layouts": ("docs/performance.md", "benchmarks/results/layouts.json", partial(pairs_table, "convolution")),
     "chains": ("docs/performance.md", "benchmarks/results/chains.json", partial(pairs_table, "layer")),
+    "shapes": ("docs/performance.md", "benchmarks/results/shapes.json", partial(pairs_table, "convolution")),
     "scores": ("docs/performance.md", "benchmarks/results/stored_scores.json", partial(pairs_table, "attention")),
     "profile": ("docs/performance.md", "benchmarks/results/profile_step.json", profile_table),
     "limits": ("docs/performance.md", "benchmarks/results/limits.json", limits_table),

@@ -22,6 +22,9 @@ ALGORITHMS = ("auto", "dense", "fourier")
 MARGIN = 1.6
 """How many times as fast as `dense` the prediction for `fourier` must be: of 195 layers drawn at random one was predicted to be
 1.56 times as fast, and took 1.12 times as long."""
+PIXEL_MARGIN = 2.0
+"""The same for convolutions of one pixel: as products of matrices the small ones take half of what the rates say
+(`benchmarks/shapes.py`)."""
 
 CHAIN = 1.2
 """The same for two layers that stay in the basis between them, which gain more than the prediction for single layers says
@@ -110,7 +113,7 @@ class Work(NamedTuple):
 
     def fourier_from(self, rates: Pass) -> int | None:
         """The positions from which on `fourier` is faster, or None if it never is."""
-        return fourier_from([self], rates, MARGIN)
+        return fourier_from([self], rates, PIXEL_MARGIN if self.kernel_size == 1 else MARGIN)
 
 
 def fourier_from(works: Sequence[Work], rates: Pass, margin: float) -> int | None:

@@ -18,8 +18,6 @@ from torch import Tensor
 LARGE = 2**22
 """Products from which on a call for each matrix pays."""
 CPU_INFO, INTEL = Path("/proc/cpuinfo"), "GenuineIntel"
-WEIGHTS = 2
-"""Gradients of weights may be as many times the numbers of a sample as this: they are formed for each sample, then added."""
 
 
 def multiply_positions(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,8 +29,9 @@ def multiply_positions(x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 def products_pay(x: Tensor, weight: Tensor) -> bool:
     """Whether `multiply_positions` is faster than a convolution: on Intel's processors, where MKL takes two thirds of the time
-    of oneDNN (`benchmarks/shapes.py`)."""
-    few = weight.numel() <= WEIGHTS * x.shape[2:].numel() * (weight.shape[0] + weight.shape[1])
+    of oneDNN (`benchmarks/shapes.py`), and for matrices of fewer numbers than the maps: their gradients are formed for each
+    sample and then added."""
+    few = weight.numel() <= x.shape[2:].numel() * (weight.shape[0] + weight.shape[1])
     return few and is_eager_on_cpu(x) and not mkl_is_slow()
 
 

@@ -55,11 +55,11 @@ def test_auto_runs_what_it_says(monkeypatch, positions, called):
 
 
 def test_exported_programs_take_any_size_so_auto_is_dense_there():
-    layer = GroupLinear("p8", 96, 192)
+    layer = GroupLinear("p8", 128, 512)
     assert layer.algorithm.is_fourier(14 * 14)
     batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(layer, (torch.randn(2, 96, 8, 14, 14),), dynamic_shapes=({0: batch},))
-    x = torch.randn(3, 96, 8, 14, 14)
+    program = torch.export.export(layer, (torch.randn(2, 128, 8, 14, 14),), dynamic_shapes=({0: batch},))
+    x = torch.randn(3, 128, 8, 14, 14)
     torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-4, atol=1e-4)
 
 
