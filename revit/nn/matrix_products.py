@@ -32,7 +32,7 @@ def products_pay(x: Tensor, weight: Tensor) -> bool:
     of oneDNN (`benchmarks/shapes.py`), and for matrices of fewer numbers than the maps: their gradients are formed for each
     sample and then added."""
     few = weight.numel() <= x.shape[2:].numel() * (weight.shape[0] + weight.shape[1])
-    return few and is_eager_on_cpu(x) and not mkl_is_slow()
+    return few and is_eager_on_cpu(x) and torch.backends.mkl.is_available() and not mkl_is_slow()
 
 
 def is_eager_on_cpu(x: Tensor) -> bool:
