@@ -248,7 +248,7 @@ def _origins(results: list[Result]) -> str:
         )
         rows[result.path.name] = [
             f"`{facts['recipe']}`", f"{facts['parameters']:,}", epochs, f"{facts['data']} ({facts['data_fingerprint']})",
-            f"seed {facts['seed']}, commit {facts['commit']}, torch {facts['versions']['torch']}",
+            f"`{facts['command']}`, seed {facts['seed']}, commit {facts['commit']}, torch {facts['versions']['torch']}",
         ]  # fmt: skip
     header = ["recipe", "parameters", "run", "data (fingerprint)", "origin"]
     return (
