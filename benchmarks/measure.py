@@ -103,8 +103,8 @@ class Server:
     the process has freed before.
     """
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, str(HERE / "probes.py"), "serve", *arguments]
+    def __init__(self, *arguments: str, program: str = "probes.py") -> None:
+        command = [sys.executable, str(HERE / program), "serve", *arguments]
         self.arguments = arguments
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -114,12 +114,21 @@ class Server:
         for line in self.process.stdout:
             if line.startswith(TAKEN):
                 return float(line.removeprefix(TAKEN))
-        raise RuntimeError(f"probes.py serve {' '.join(self.arguments)} ended with {self.process.wait()}")
+        raise RuntimeError(f"a server of {' '.join(self.arguments)} ended with {self.process.wait()}")
 
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
+
+
+def answer(tasks: Mapping[str, Task]) -> None:
+    """What a server does: runs what each line of the input names twice, as in a loop, and prints the seconds of the second."""
+    for line in sys.stdin:
+        task = tasks[line.strip()]
+        task()
+        gc.collect()
+        print(TAKEN, timed(task), flush=True)
 
 
 class Disturbance:

@@ -8,13 +8,12 @@ echo step | python benchmarks/probes.py serve ours p4
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 
 import torch
 from contestants import REFERENCE, SETTINGS
-from measure import TAKEN, THREADS, peak_memory, timed, wait_for_quiet
+from measure import THREADS, answer, peak_memory, timed, wait_for_quiet
 
 import revit
 from revit.evaluation.memory import give_back_freed_memory
@@ -39,20 +38,12 @@ def probe_model(name: str, key: str) -> dict[str, float]:
 
 
 def serve(name: str, key: str) -> None:
-    """Runs what each line of the input names twice, as in a loop of them, and prints the seconds of the second.
-
-    Ours keep freed memory, as `revit train` does; the reference runs as its users run it.
-    """
+    """Ours keep freed memory, as `revit train` does; the reference runs as its users run it."""
     if name != REFERENCE:
         keep_memory()
     setting = SETTINGS[key]
     model = setting.builder(name)()
-    tasks = {"forward": setting.forward_task(model), "step": setting.step_task(model)}
-    for line in sys.stdin:
-        task = tasks[line.strip()]
-        task()
-        gc.collect()
-        print(TAKEN, timed(task), flush=True)
+    answer({"forward": setting.forward_task(model), "step": setting.step_task(model)})
 
 
 def probe_joint(size: int) -> dict[str, float]:

@@ -2,16 +2,19 @@
 
 python benchmarks/small_models.py [--rounds 9] [--out FILE]
 
-64 images of 28 x 28, in a process that keeps freed memory, as `revit train` does with any of them. Needs the `train` extra: the
-model is that of the recipe rotmnist_p4_fast, as `revit reproduce table4 --rows p4-fast --budget cpu` trains it.
+64 images of 28 x 28. Each has a process of its own, which keeps freed memory, as `revit train` does with any of them. Needs
+the `train` extra: the model is that of the recipe rotmnist_p4_fast, as `revit reproduce table4 --rows p4-fast --budget cpu`
+trains it.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from statistics import median
 
 import torch
-from measure import THREADS, Disturbance, interleave, median_ratio, options_of, origin, write_report
+from measure import THREADS, Disturbance, Server, answer, interleave, median_ratio, options_of, origin, write_report
 from report import Target, human_seconds, table
 from torch import nn
 
@@ -38,17 +41,24 @@ def contestants() -> dict[str, nn.Module]:
     }
 
 
-def main() -> None:
-    options = options_of(__doc__, "small_models.json", rounds=9)
-    torch.set_num_threads(THREADS)
+def serve(name: str) -> None:
     torch.manual_seed(0)
     keep_memory()
+    model, images = contestants()[name], torch.randn(BATCH, 1, SIZE, SIZE)
+    answer({"step": step_task(model.train(), torch.optim.AdamW(model.parameters(), lr=1e-3), images)})
+
+
+def main() -> None:
+    torch.set_num_threads(THREADS)
+    if sys.argv[1:2] == ["serve"]:
+        serve(sys.argv[2])
+        return
+    options = options_of(__doc__, "small_models.json", rounds=9)
     disturbance, models = Disturbance(), contestants()
-    images = torch.randn(BATCH, 1, SIZE, SIZE)
-    tasks = {}
-    for name, model in models.items():
-        tasks[name] = step_task(model.train(), torch.optim.AdamW(model.parameters(), lr=1e-3), images)
-    seconds = interleave(tasks, rounds=options.rounds)
+    servers = {name: Server(name, program=Path(__file__).name) for name in models}
+    seconds = interleave(servers, rounds=options.rounds, take=lambda server: server.seconds("step"))
+    for server in servers.values():
+        server.close()
     ratios = {name: median_ratio(seconds[name], seconds[RECIPE]) for name in models}
     sizes = {name: sum(parameter.numel() for parameter in model.parameters()) for name, model in models.items()}
     rows = [[name, f"{sizes[name]:,}", human_seconds(median(seconds[name])), f"{ratios[name]:.2f}x"] for name in models]
