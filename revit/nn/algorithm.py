@@ -23,11 +23,10 @@ MARGIN = 1.6
 """How many times as fast as `dense` the prediction for `fourier` must be: of 195 layers drawn at random one was predicted to be
 1.56 times as fast, and took 1.12 times as long."""
 PIXEL_MARGIN = 2.0
-"""The same for convolutions of one pixel: as products of matrices the small ones take half of what the rates say
-(`benchmarks/shapes.py`)."""
+"""The same for convolutions of one pixel, which take less than the rates say (`benchmarks/shapes.py`)."""
 
 CHAIN = 1.2
-"""The same for two layers that stay in the basis between them, which gain more than the prediction for single layers says
+"""And for two layers that stay in the basis between them, which gain more than the prediction for single layers says
 (`benchmarks/chains.py`)."""
 
 LARGE = 98_304

@@ -28,9 +28,9 @@ def multiply_positions(x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 
 def products_pay(x: Tensor, weight: Tensor) -> bool:
-    """Whether `multiply_positions` is faster than a convolution: on Intel's processors, where MKL takes two thirds of the time
-    of oneDNN (`benchmarks/shapes.py`), and for matrices of fewer numbers than the maps: their gradients are formed for each
-    sample and then added."""
+    """Whether `multiply_positions` is faster than a convolution: on Intel's processors, where MKL takes two thirds to nine
+    tenths of the time of oneDNN (`benchmarks/shapes.py`), and for matrices of fewer numbers than the maps: their gradients are
+    formed for each sample and then added."""
     few = weight.numel() <= x.shape[2:].numel() * (weight.shape[0] + weight.shape[1])
     return few and is_eager_on_cpu(x) and torch.backends.mkl.is_available() and not mkl_is_slow()
 

@@ -1,7 +1,7 @@
 """Group convolutions of each field by a filter of its own, in shapes that a CPU is fast at.
 
 As a convolution of C groups of |G| channels they are slow wherever |G| is not a multiple of eight, the numbers that go through
-an instruction together: the library falls back to other code, for p6 four times and for z2m five times as slow
+an instruction together: the library falls back to other code, for p6 three times and for z2m five times as slow
 (`benchmarks/shapes.py`). So elements are filled up with zeros to 1, 2, 4, 8 or 16, and then fields go side by side, with zeros
 between them, until they are eight channels.
 """
