@@ -21,9 +21,12 @@ CPU_INFO, INTEL = Path("/proc/cpuinfo"), "GenuineIntel"
 
 
 def multiply_positions(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same matrix [O, I] at every position: x [B, I, ...] -> [B, O, ...]. A convolution of one pixel."""
-    matrices, vectors = weight.expand(len(x), -1, -1), x.flatten(2)
-    out = torch.bmm(matrices, vectors) if bias is None else torch.baddbmm(bias.unsqueeze(1), matrices, vectors)
+    """The same matrix [O, I] at every position: x [B, I, ...] -> [B, O, ...]. A convolution of one pixel.
+
+    Also without a bias by `baddbmm`: counters take products of `bmm` for those of tokens (`revit.evaluation.complexity`).
+    """
+    start = x.new_zeros(1, 1) if bias is None else bias.unsqueeze(1)
+    out = torch.baddbmm(start, weight.expand(len(x), -1, -1), x.flatten(2), beta=0 if bias is None else 1)
     return out.unflatten(2, x.shape[2:])
 
 

@@ -89,7 +89,12 @@ def test_the_same_matrix_at_every_position(bias: bool) -> None:
     x, weight = torch.randn(3, 4, 5, 6, dtype=torch.float64), torch.randn(7, 4, dtype=torch.float64)
     vector = torch.randn(7, dtype=torch.float64) if bias else None
     expected = F.conv2d(x, weight[..., None, None], vector)
-    torch.testing.assert_close(multiply_positions(x, weight, vector), expected, rtol=0, atol=1e-12)
+    with FlopCounterMode(display=False) as counter:
+        found = multiply_positions(x, weight, vector)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()} == {
+        "aten.baddbmm": 2 * 3 * 7 * 4 * 30
+    }
 
 
 @pytest.mark.parametrize("bias", [False, True])
