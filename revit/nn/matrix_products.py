@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import _FlopCounterMode
 
 LARGE = 2**22
 """Products from which on a call for each matrix pays."""
@@ -40,10 +42,15 @@ def products_pay(x: Tensor, weight: Tensor) -> bool:
 
 def is_eager_on_cpu(x: Tensor) -> bool:
     """Whether operations on x are computed here and now, on a CPU, at single or double precision: neither recorded as a program
-    nor counted, for both of which the plain ones say more."""
+    nor counted by torch, for both of which the plain ones say more."""
     program = torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
     exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    return x.is_cpu and exact and not program and torch._C._len_torch_dispatch_stack() == 0
+    return x.is_cpu and exact and not program and not is_counted()
+
+
+def is_counted() -> bool:
+    """Whether a `FlopCounterMode` is at work."""
+    return any(isinstance(mode, _FlopCounterMode) for mode in _get_current_dispatch_mode_stack())
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
